@@ -11,6 +11,9 @@ certificates and options, of a message of the same length: it looks at nothing, 
 it no quicker) and sends all of it back, whereas an upload's acknowledgement is one byte. So there is a bare sink too
 that answers with one byte: what gRPC and TLS alone make of uploads. Throughput (target: at least half of the echo's),
 latency, and by how much the server's memory grows at most; they take turns.
+
+**Memory**: by how much a participant's process grows at most when it trains a model of 10 million parameters alone, and
+when it takes part with it (two exchanges over mutual TLS, plain uploads of a tenth and of all parameters).
 """
 
 from __future__ import annotations
@@ -31,11 +34,13 @@ from typing import Any
 import grpc
 import numpy as np
 import torch
+from torch.utils.data import TensorDataset
 
-from tacit.collaboration import GaussianPrivacy, Problem, Settings, SparseVectorPrivacy, simulate
+from tacit.collaboration import GaussianPrivacy, Problem, Settings, SparseVectorPrivacy, join, serve, simulate
 from tacit.collaboration.network import Agreement, Credentials, GrpcServer, Link, Service, Store, codec, make_keys
 from tacit.collaboration.network.serving import SERVICE
 from tacit.collaboration.network.store import rules_for
+from tacit.collaboration.participant import LocalSgd
 from tacit.models import shokri
 
 Row = dict[str, Any]
@@ -143,9 +148,9 @@ def run_clients(folder: Path, port: int, first: int, count: int, size: Size, kin
         if kind == "upload":
             link.push(0, codec.pack_upload(sequence, places, values, size=parameters))
         elif kind == "download":
-            link.call("Pull", codec.pack_fraction(1.0))
+            link.pull(1.0, size=parameters)
         elif kind == "download of a tenth":
-            link.call("Pull", codec.pack_fraction(0.1))
+            link.pull(0.1, size=parameters)
         elif kind in BARE:
             body = codec.pack_token(0) + codec.pack_upload(sequence, places, values, size=parameters)
             link.call(BARE[kind], body)
@@ -211,6 +216,53 @@ def under_load(folder: Path, kind: str, size: Size) -> Row:
     }
 
 
+WIDTH = 3000, 330  # of the layers of a network of 10 million parameters
+
+
+def wide() -> torch.nn.Module:
+    """Return a network of 9,993,330 parameters."""
+    torch.manual_seed(0)
+    inputs, outputs = WIDTH
+    return torch.nn.Sequential(
+        torch.nn.Linear(inputs, inputs), torch.nn.ReLU(), torch.nn.Linear(inputs, outputs)
+    )  # fmt: skip
+
+
+def run_participant(folder: Path, address: str, said: Any) -> None:
+    """In a process of its own: train alone, or take part if there is an ``address``; say how many MB that needed."""
+    torch.set_num_threads(1)
+    inputs, labels = torch.randn(64, WIDTH[0]), torch.randint(0, WIDTH[1], (64,))
+    learning: dict[str, Any] = {"learning_rate": 0.01}
+    before = memory(os.getpid(), "VmRSS")
+    if address:
+        own: dict[str, Any] = {"name": "client0", "keys": folder / "keys", "folder": folder / "client0", "epochs": 2}
+        join(address, network=wide, dataset=(inputs, labels), privacy=None, **own, **learning)
+    else:
+        train = LocalSgd(wide(), TensorDataset(inputs, labels), generator=torch.Generator(), **learning)
+        train()
+        train()
+    said.put(memory(os.getpid(), "VmHWM") - before)
+
+
+def participant_memory(upload: float) -> Row:
+    """MB beside the model's own size, and how many models taking part needs beyond training alone."""
+    model = 4 * sum(parameter.numel() for parameter in wide().parameters()) / 2**20
+    grown = []
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        make_keys(folder / "keys", servers=["127.0.0.1"], participants=["client0"])
+        own: dict[str, Any] = {"keys": folder / "keys", "admit": ["client0"], "listen": "127.0.0.1:0"}
+        with serve(folder / "state", network=wide, upload=upload, **own) as server:
+            for address in ("", server.address):
+                said = SPAWN.Queue()
+                process = SPAWN.Process(target=run_participant, args=(folder, address, said))
+                process.start()
+                grown.append(said.get(timeout=600))
+                process.join()
+    alone, together = grown
+    return {"upload": upload, "model": model, "alone": alone, "together": together, "more": (together - alone) / model}
+
+
 def memory(process: int | None, which: str) -> float:
     """Megabytes that a process has now (VmRSS) or has had at once, at most (VmHWM)."""
     text = Path(f"/proc/{process}/status").read_text()
@@ -268,7 +320,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", choices=["exchange", "load", "large"])
+    parser.add_argument("--only", choices=["exchange", "load", "large", "memory"])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     facts: dict[str, list[Row]] = {}
@@ -280,6 +332,8 @@ def main() -> None:
     for name, size in (("load", SMALL), ("large", LARGE)):
         if arguments.only in (None, name):
             facts[name] = load(size, max(arguments.rounds // 2, 1))
+    if arguments.only in (None, "memory"):
+        facts["memory"] = [participant_memory(upload) for upload in (0.1, 1.0)]
     if arguments.json:
         print(json.dumps(facts))
         return
@@ -298,6 +352,11 @@ def main() -> None:
             print(f"{row['case']:<36} {rate} {ratio}")
         print(f"uploads, of the sink: {facts[name][1]['ratio_to_sink']:.2f}")
         print(f"downloads of a tenth, of whole ones: {facts[name][4]['of_whole']:.2f}")
+    for row in facts.get("memory", []):
+        print(
+            f"a participant of {row['model']:.0f} MB that uploads {row['upload']:g} grows by {row['together']:.0f} MB; "
+            f"training alone {row['alone']:.0f}: {row['more']:.2f} models more"
+        )
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@
 
 Each model is trained as its documentation shows, with its own loss, in a worker process; a segmentation fault or a hang
 is one row of the table. `--rows` keeps every finished row; a run that was interrupted goes on there, if the commit is
-the same. Every example's gradient norm and the clipped sum are compared with a loop over single
+the same; of rows of other commits it keeps what does not depend on Tacit, and step ratios unless `--time` measures them
+anew. Every example's gradient norm and the clipped sum are compared with a loop over single
 examples through ordinary autograd (1e-4 relative, float32). Needs the extra `zoo`, installed with `-c constraints.txt`.
 """
 
@@ -91,15 +92,19 @@ class Worker:
 
 
 class Rows:
-    """The rows that are finished, also in a file of JSON lines; those of another commit are measured again."""
+    """The rows that are finished, also in a file of JSON lines; in those of another commit Tacit is measured again."""
 
     def __init__(self, file: Path | None) -> None:
         found = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=DOCS.parent, text=True,
                                capture_output=True, check=False)  # fmt: skip
         self.commit, self.file, self.lock = found.stdout.strip() or "unknown", file, threading.Lock()
         lines = file.read_text().splitlines() if file and file.exists() else []
-        kept = [row for row in map(json.loads, lines) if row["commit"] == self.commit]
-        self.found: dict[str, dict[str, Any]] = {row["name"]: row for row in kept}
+        rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        self.found = {row["name"]: row for row in rows if row["commit"] == self.commit}
+        self.earlier = {row["name"]: row for row in rows}
+        for row in rows:
+            for part in ("tacit", "time"):
+                row.get(part, {}).setdefault("commit", row["commit"])
 
     def add(self, row: dict[str, Any]) -> None:
         with self.lock:
@@ -109,15 +114,20 @@ class Rows:
                     stream.write(json.dumps(self.found[row["name"]]) + "\n")
 
 
-def measured(worker: Worker, entry: Entry, parts: list[str], timeout: float) -> tuple[Worker, dict[str, Any]]:
+def measured(
+    worker: Worker, entry: Entry, parts: list[str], timeout: float, earlier: dict[str, Any], commit: str
+) -> tuple[Worker, dict[str, Any]]:
     """Return a model's row, and the worker, which is another one if the first died."""
     row: dict[str, Any] = {"name": entry.name, "family": entry.family, "honest": entry.honest,
                            "token_mean": entry.token_mean}  # fmt: skip
+    row |= {part: earlier[part] for part in ("entry", "opacus", "time") if part in earlier}
     for part in parts:
+        if part in ("entry", "opacus") and part in row:
+            continue
         if part == "time" and row.get("tacit", {}).get("outcome") not in ("fast", "isolated"):
             continue
         worker = worker if worker.alive else Worker()
-        row[part] = worker.ask(entry.name, part, timeout)
+        row[part] = worker.ask(entry.name, part, timeout) | {"commit": commit}
         if part == "entry" and row[part]["outcome"] == "crash":
             break
     return worker, row
@@ -134,7 +144,9 @@ def run(entries: list[Entry], parts: list[str], timeout: float, rows: Rows, work
         worker = Worker()
         try:
             while True:
-                worker, row = measured(worker, waiting.get_nowait(), parts, timeout)
+                entry = waiting.get_nowait()
+                earlier = rows.earlier.get(entry.name, {})
+                worker, row = measured(worker, entry, parts, timeout, earlier, rows.commit)
                 rows.add(row)
                 print(
                     f"{len(missing) - waiting.qsize()}/{len(missing)} {report.line(row)}", file=sys.stderr, flush=True

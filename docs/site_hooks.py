@@ -1,4 +1,4 @@
-"""Add to the site what no page has: the planner, and doctests shown as code."""
+"""Add to the site what no page has: the planner, doctests as code, functions in rooms."""
 
 import re
 
@@ -23,3 +23,18 @@ class Doctests(griffe.Extension):
                 f"```pycon\n{part}\n```" if part.lstrip().startswith(">>>") else part
                 for part in parts
             )
+
+
+class NamedAsTheirModule(griffe.Extension):
+    """Show `tacit.training.fit` as the function that a reader imports, not as fit.py."""
+
+    def on_package(self, *, pkg, loader, **kwargs):
+        loader.resolve_aliases(implicit=False, external=False)
+        rooms = [pkg, *(room for room in pkg.members.values() if not room.is_alias)]
+        for room in [room for room in rooms if room.is_module]:
+            for name in room.exports or ():
+                module = room.members.get(str(name))
+                if module is not None and module.is_module and str(name) in module.members:
+                    room.members[str(name)] = griffe.Alias(
+                        str(name), module.members[str(name)], parent=room
+                    )

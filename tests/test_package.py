@@ -33,6 +33,10 @@ def test_accounting_needs_no_torch() -> None:
     assert not {"torch", "scipy.stats", "matplotlib"} & _modules_after("import tacit.accounting, tacit.ledger")
 
 
+def test_training_loads_the_parts_of_scipy_that_correlated_noise_needs_when_it_is_used() -> None:
+    assert not {"scipy.signal", "scipy.optimize", "scipy.stats"} & _modules_after("import tacit.training")
+
+
 def test_public_names_load() -> None:
     for name in tacit.__all__:
         assert getattr(tacit, name) is not None

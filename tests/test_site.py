@@ -36,6 +36,7 @@ RUN_ALONE = [
     *ROOMS,
     *sorted((DOCS / "tutorials").glob("*.md")),
 ]
+ELSEWHERE = {"tacit.flower", "tacit.flare"}  # in environments of their own: tests/flower, tests/flare
 
 
 def code(page: Path) -> str:
@@ -87,7 +88,7 @@ def test_every_name_of_a_room_has_an_example(page: Path) -> None:
     rooms = re.findall(r"^::: ([\w.]+)$", page.read_text("utf-8"), re.M)
     assert rooms
     for room in rooms:
-        if room in ("tacit.flower", "tacit.flare"):  # in environments of their own: tests/flower, tests/flare
+        if room in ELSEWHERE:
             continue
         module = importlib.import_module(room)
         used = set(re.findall(r"\w+", re.sub(r"^from .*", "", code(page), flags=re.M)))
@@ -108,8 +109,13 @@ def test_the_site_builds_without_a_warning(tmp_path: Path, caplog: pytest.LogCap
     with contextlib.suppress(Abort), caplog.at_level(logging.WARNING, "mkdocs"):
         build(config)
     assert not caplog.messages
-    pages = (tmp_path / "site").rglob("*.html")
-    assert {"index.html", "tacit-planner.html", "glossary.html"} <= {page.name for page in pages}
+    site = {str(page.relative_to(tmp_path / "site")): page.read_text("utf-8") for page in tmp_path.rglob("*.html")}
+    assert {"index.html", "tacit-planner.html", "glossary.html"} <= set(site)
+    assert not [name for name, text in site.items() if "\n: " in text]  # lists that this Markdown does not have
+    for page in ROOMS:
+        for room in set(re.findall(r"^::: ([\w.]+)$", page.read_text("utf-8"), re.M)) - ELSEWHERE:
+            names = getattr(importlib.import_module(room), "__all__", ())
+            assert not [name for name in names if f'id="{room}.{name}"' not in site[f"api/{page.name[:-3]}.html"]]
 
 
 def shown_commands(page: Path) -> Iterator[tuple[str, bool]]:

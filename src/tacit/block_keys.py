@@ -18,7 +18,8 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from tacit.randomness import KeyedSource, Source
+from tacit.keyed_noise import KeyedSource
+from tacit.randomness import Source
 
 
 class BlockKeys:

@@ -5,6 +5,7 @@ loss, and from closed forms.
 """
 
 import math
+import os
 
 import mpmath as mp
 import numpy as np
@@ -19,6 +20,9 @@ from tacit.accounting.effort import OutOfReach
 from tacit.accounting.losses import Added, GaussianLoss, Removed
 from tacit.accounting.sides import Side
 from tacit.accounting.window import Saddle, Window
+
+EXPLORE = "TACIT_EXPLORE" in os.environ
+PLACES = 60 if EXPLORE else 12
 
 
 def terms(*each, shift=0.0, added=False):
@@ -82,7 +86,7 @@ def test_the_cut_is_as_exact_as_it_says(rate, noise, tilt, mass):
         assert lost <= losses.infinite <= 1.01 * mass
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30 if EXPLORE else 12, deadline=None)
 @given(st.floats(-5, -0.01), st.floats(-0.4, 1.3), st.floats(-1, 2.5), st.booleans(), st.floats(-2, 3), st.booleans())
 def test_the_bound_on_high_frequencies_holds_at_all_of_them(log_rate, log_noise, log_tilt, added, log_first, cut):
     """Beyond any frequency: the characteristic function itself, at many places up to a hundred times that."""
@@ -94,7 +98,7 @@ def test_the_bound_on_high_frequencies_holds_at_all_of_them(log_rate, log_noise,
     deviation = math.sqrt(law.variance)
     first = 10**log_first / deviation
     bound = law.log_decay(first)
-    places = first * np.concatenate([[1.0], np.geomspace(1.0, 100.0, 60) * (1 + 1e-3 * np.arange(60))])
+    places = first * np.concatenate([[1.0], np.geomspace(1.0, 100.0, PLACES) * (1 + 1e-3 * np.arange(PLACES))])
     for y in places:
         try:
             fine = losses.tilted(10**log_tilt, reach=y)
@@ -141,7 +145,7 @@ def test_delta_to_many_digits(rate, noise, count, epsilon, added, reach):
     assert found.upper <= exact * (1 + 1e-4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40 if EXPLORE else 15, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(-4, -0.02), st.floats(-0.2, 1.2), st.integers(1, 5000)), min_size=1, max_size=3),
     st.sampled_from([0.0, 0.05, 1.0]),

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tacit.accounting import Composition, direct, discretised, inversion, lower_law, nested, upper_law
+from tacit.accounting import Composition, direct, discretised, inversion, lattice_bounds, lower_law, nested, upper_law
 from tacit.accounting.characteristic import SampledGaussians
 from tacit.accounting.composition import Gaussian, Policy, Term
 from tacit.accounting.convolution import TiltedSum
@@ -16,7 +16,7 @@ from tacit.accounting.lattice import pessimistic, sketch
 from tacit.accounting.losses import Added, GaussianLoss, Mirrored, Removed, Replaced
 from tacit.accounting.lower_law import Merged
 from tacit.accounting.pld import Pld
-from tacit.accounting.relative import convolved
+from tacit.accounting.relative import both_convolved, convolved
 from tacit.accounting.sides import sides
 from tacit.accounting.upper_law import Upwards
 from tacit.ledger import Adjacency
@@ -124,6 +124,15 @@ def test_bounds_are_certified_and_rise_beyond_a_million_rarely_sampled_steps():
     assert 0.92249 < found[0] < found[0] * (1 + 7e-5) < found[1] < 0.92258
 
 
+def test_a_hundred_million_steps_are_bounded_closely_and_never_below_what_inversion_certifies():
+    rate, noise, steps, delta = 1e-6, 1.0, 10**8, 1e-8
+    losses = SampledGaussians(np.array([rate]), np.array([noise]), np.array([float(steps)]), 0.0, False)
+    exact = inversion.epsilon(losses, delta)
+    with limited(math.inf):
+        law = nested.total(Upwards(), [(Removed(GaussianLoss(1 / noise), rate), steps)], exact.upper, delta, 800)
+    assert exact.lower <= upper_law.epsilon(law, delta) <= exact.upper * (1 + 1e-4)
+
+
 def test_mass_that_rounding_adds_is_taken_away_again():
     """It was added at every step, and grew with their number: after five million, 5e-6 of ε."""
     pair = Removed(GaussianLoss(1 / 0.516), 5.5e-8)
@@ -155,7 +164,11 @@ def test_delta_next_to_an_epsilon_of_zero_is_as_close_as_elsewhere(rate, noise, 
 @pytest.mark.parametrize("replaced", [False, True])
 @pytest.mark.parametrize(
     ("rate", "noise", "steps", "delta"),
-    [(0.01, 1.0, 1000, 1e-6), pytest.param(0.1, 3.0, 100, 1e-12, marks=pytest.mark.slow)],
+    [
+        (0.02, 1.0, 64, 1e-5),
+        pytest.param(0.01, 1.0, 1000, 1e-6, marks=pytest.mark.slow),
+        pytest.param(0.1, 3.0, 100, 1e-12, marks=pytest.mark.slow),
+    ],
 )
 def test_lattices_of_several_steps_agree_with_fourier_inversion(rate, noise, steps, delta, replaced):
     """Two ways that share no code: never below what inversion certifies, and within a millionth of it."""
@@ -229,12 +242,24 @@ def test_convolution_is_accurate_relative_to_every_mass_and_never_below():
     assert convolved(a, a, same=True) == pytest.approx(np.convolve(a, a), rel=1e-6)
 
 
+@pytest.mark.parametrize("size", [300, 2500])
+def test_two_measures_convolved_together_are_what_each_is_alone(size):
+    rng = np.random.default_rng(4)
+    p, q = (np.exp(-np.abs(np.linspace(-30, 40, n))) * rng.uniform(0.5, 1, n) for n in (size, size + 200))
+    w, v = 1e-5 * p * rng.uniform(0.5, 1, len(p)), 1e-5 * q * rng.uniform(0.5, 1, len(q))
+    found = both_convolved(np.stack([p, w]), np.stack([q, v]))
+    assert found[0] == pytest.approx(np.convolve(p, q), rel=1e-6)
+    assert found[1] == pytest.approx(np.convolve(p, v) + np.convolve(w, q + v), rel=1e-4)
+    alone = both_convolved(np.stack([p, w]), np.stack([p, w]), same=True)
+    assert alone[1] == pytest.approx(np.convolve(p, w) + np.convolve(w, p + w), rel=1e-4)
+
+
 def test_a_crossing_is_never_below_where_a_function_becomes_nothing():
     """Upper bounds on ε where one window cannot tell: they were found to within 2e-3, and 1e-6 beside."""
     for excess, where in (
         (lambda x: math.log(1e30) - 50 * x, math.log(1e30) / 50),
         (lambda x: 5.0 if x < 0.5 else -700.0, 0.5),
     ):
-        found = discretised._crossing(excess, 0.0, 10.0, excess(0.0))
+        found = lattice_bounds._crossing(excess, 0.0, 10.0, excess(0.0))
         assert excess(found) <= 0
         assert found == pytest.approx(where, rel=2e-8)

@@ -393,7 +393,12 @@ def test_the_report_can_be_signed_and_has_a_twin_for_programs(table: Path, capsy
     Path("run/signoff.toml").write_text('who = "A. <b>Officer"\ndate = 2026-11-18\njustification = "agreed"\n')
     assert tacit("report", "run") == 0
     page = Path("run/report.html").read_text()
-    assert "A. &lt;b&gt;Officer" in page and "2026-11-18" in page and "How good it is" in page and "The data" in page
+    assert (
+        "A. &lt;b&gt;Officer" in page
+        and "2026-11-18" in page
+        and "Released with noise, and charged." in page
+        and "The data" in page
+    )
     assert json.loads(Path("run/privacy.json").read_text())["signoff"]["justification"] == "agreed"
     Path("bad.toml").write_text("boss = 1\n")
     assert tacit("report", "run", "--signoff", "bad.toml") == 2

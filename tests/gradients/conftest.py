@@ -149,6 +149,7 @@ def agree() -> Callable[..., None]:
         cut: Callable[[int], tuple[Any, ...]] | None = None,
     ) -> None:
         kwargs = dict(kwargs or {})
+        isolate: bool | None = None
         for dtype in dtypes:
             model = model.to(dtype)
 
@@ -171,7 +172,7 @@ def agree() -> Callable[..., None]:
 
             each = _naive(model, single, size)
             for reduction in reductions:
-                with gradients.record(model, batch_dim=batch_dim) as tape:
+                with gradients.record(model, batch_dim=batch_dim, isolate=isolate) as tape:
                     losses = loss(model(*inputs, **options), target)
                     assert losses.shape == (size,)
                     if reduction == "mean":
@@ -180,6 +181,7 @@ def agree() -> Callable[..., None]:
                         losses.sum().backward()
                     else:
                         losses.backward(torch.ones_like(losses))
+                isolate = None if tape.isolated else False  # a plan is the same for every type and reduction
                 _compare(tape, each, STRATEGIES if reduction == "mean" else (Flat,))
             assert all(p.grad is None for p in model.parameters())
         model.float()

@@ -1,9 +1,11 @@
-"""Cost grows with the work: linearly with the batch and with the depth."""
+"""Cost grows with the work: linearly with the batch and with the depth; what is over is freed."""
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -36,3 +38,17 @@ def test_cost_is_linear_in_the_batch(flat: Any) -> None:
 @pytest.mark.slow
 def test_cost_is_linear_in_the_depth(flat: Any) -> None:
     assert seconds(16, 512, flat) < 8 * 1.5 * seconds(2, 512, flat)
+
+
+def test_a_loss_that_is_kept_for_the_log_keeps_no_graph(flat: Any) -> None:
+    engine = gradients.attach(model := nn.Linear(3, 2))
+    each = model(torch.randn(4, 3)).square().sum(1)
+    alive, loss = weakref.ref(each), each.mean()
+    loss.backward()
+    engine.clipped_sum(flat(1.0))
+    kept = loss.detach()
+    del each, loss
+    gc.collect()
+    assert alive() is None
+    assert float(kept) > 0
+    engine.detach()

@@ -21,7 +21,7 @@ from tacit.gradients.tap import unscaled
 
 
 def each_gradient(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, **how: Any) -> Any:
-    with gradients.record(model, **how) as tape:
+    with gradients.record(model, isolate=False, **how) as tape:
         loss(model(x), y).backward()
     tape.norms()
     return {

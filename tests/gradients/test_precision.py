@@ -73,7 +73,7 @@ def computed(lot: Lot, flat: Any, clip: float) -> tuple[Tensor, Tensor]:
     """The engine's norms and clipped sum for a matrix whose recorded factors are exactly those of the lot."""
     x, c = lot
     model = nn.Linear(x.shape[2], c.shape[2], bias=False)
-    with gradients.record(model) as tape:
+    with gradients.record(model, isolate=False) as tape:
         (model(x) * c).sum().backward()
     return tape.norms().double(), tape.clipped_sum(flat(clip))["weight"].double()
 
@@ -210,7 +210,7 @@ def test_blocks_of_a_chain_round_as_bounded() -> None:
 
 def test_coarser_products_are_refused(flat: Any) -> None:
     model = nn.Linear(3, 2)
-    with gradients.record(model) as tape:
+    with gradients.record(model, isolate=False) as tape:
         model(torch.ones(4, 3)).sum().backward()
     try:
         torch.set_float32_matmul_precision("medium")

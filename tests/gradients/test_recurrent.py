@@ -247,8 +247,6 @@ def test_first_states_of_ones_own_but_not_of_earlier_batches(frozen: bool, packe
 
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_a_batch_of_one_may_be_a_step_of_a_decoder(batch_first: bool, naive: Any, compare: Any) -> None:
-    """Its size tells neither where the example is nor where the step is."""
-
     class Decoder(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -268,4 +266,33 @@ def test_a_batch_of_one_may_be_a_step_of_a_decoder(batch_first: bool, naive: Any
         model(x).square().sum(1).mean().backward()
         compare(engine, naive(alone, lambda i, x=x: alone(x[i : i + 1]).square().sum(), size))
         engine.discard()
+    engine.detach()
+
+
+STEPS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "unsqueezed": lambda m, x: m.layer(x.unsqueeze(0))[0],
+    "indexed": lambda m, x: m.attend(x[None], x[None], x[None])[0][0],
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_sequence_of_one_place_may_come_with_a_batch_of_one(name: str, naive: Any, compare: Any) -> None:
+    class Step(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0)
+            self.attend, self.head = nn.MultiheadAttention(4, 2), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(STEPS[name](self, x))
+
+    model = Step().double()
+    alone = copy.deepcopy(model)
+    engine = gradients.attach(model)
+    for size in (3, 1):
+        x = torch.randn(size, 4, dtype=torch.float64)
+        model(x).square().sum(1).mean().backward()
+        compare(engine, naive(alone, lambda i, x=x: alone(x[i : i + 1]).square().sum(), size))
+        engine.discard()
+    assert engine.isolated == ()
     engine.detach()

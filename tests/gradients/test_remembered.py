@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacit._compiled import kernels
-from tacit.gradients import Engine, attach
+from tacit.gradients import Engine, attach, short_way
 from tacit.gradients.guard import comparison
 from tacit.gradients.passes import Familiar
 from tacit.gradients.recorder import Recorder
@@ -541,3 +541,26 @@ def test_no_more_decisions_are_kept_than_the_limit(monkeypatch: pytest.MonkeyPat
     for size in range(4, 12):
         step(engine, model, size)
         assert len(engine._recorder.decisions.found) <= 5
+
+
+@pytest.mark.skipif(kernels is None, reason="the short way is compiled")
+def test_an_interrupt_while_premises_are_listed_reaches_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, where = Changing(), torch.arange(6)
+    model.between = lambda h: h[:, where]
+    engine = trained(model)
+
+    def interrupted(index: Tensor) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(short_way, "entries", interrupted)
+        short_way.take()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                step(engine, model)
+        finally:
+            patched.undo()
+            short_way.take()
+    engine.discard()
+    step(engine, model)

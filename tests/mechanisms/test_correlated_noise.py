@@ -11,11 +11,12 @@ import torch
 from scipy.linalg import toeplitz
 
 from tacit.block_keys import BlockKeys
+from tacit.keyed_noise import KeyedSource, Mixture
 from tacit.ledger import CyclicPoisson, GaussianSum
 from tacit.ledger.correlation import nodes_after
 from tacit.mechanisms import CorrelatedNoise
 from tacit.mechanisms.correlated import released_std
-from tacit.randomness import KeyedSource, Mixture, SecureSource
+from tacit.randomness import SecureSource
 
 STEPS, STD = 6, 3.0
 STRATEGIES: list[tuple[str, tuple[float, ...]]] = [

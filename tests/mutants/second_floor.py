@@ -12,9 +12,10 @@ from tacit import block_keys
 from tacit.accounting import correlated as correlated_cost
 from tacit.accounting import entries, selected
 from tacit.accounting.composition import Policy, Term
+from tacit.keyed_noise import KeyedSource
 from tacit.ledger import OwnedPoisson
 from tacit.mechanisms import correlated, noise
-from tacit.randomness import KeyedSource, SecureSource
+from tacit.randomness import SecureSource
 from tacit.sampling import cyclic, epochs, owners, truncated
 from tacit.training import block_file
 

@@ -51,6 +51,14 @@ def test_an_entry_says_what_the_ledger_says_and_marks_the_rest(
     assert "deployment.privacy_loss.privacy_unit" not in found["blanks"]
 
 
+def test_the_missing_facts_are_listed_as_fields_of_the_file_that_gives_them(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = ask(["report", str(trained), "--registry", "--out", str(tmp_path / "entry.yaml")], capsys)
+    listed = said.split("with --about FILE.toml: ")[1].strip().split(", ")
+    assert "justification" in listed and set(listed) <= set(registry.PEOPLE_KNOW)
+
+
 def test_an_entry_that_was_told_everything_has_no_blanks(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

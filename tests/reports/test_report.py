@@ -58,7 +58,7 @@ def test_says_what_the_checklists_ask_for(trained: Path, tmp_path: Path) -> None
         "test_accuracy: NOT private (computed on the public test set)",
         "loss: private, in the ledger",
         "strong composition: no proof",
-        "What an attacker could at best do",
+        "The best possible attack",
         "Learning rate over the steps",
         "no histogram",
         "Version of torch",
@@ -98,7 +98,7 @@ def test_seeded_run_is_marked_first_of_all(tmp_path: Path) -> None:
     first = next(values for tag, values in page.tags if tag == "p")
     assert first["class"] == "alarm"
     assert "NOT PRIVATE (seeded): example-level" in page.text
-    assert "What that ε is worth Nothing" in page.text
+    assert "Meaning of this ε Nothing" in page.text
     assert "Best attack finds" not in page.text
     assert "**NOT PRIVATE. The run was seeded" in model_card(run)
 

@@ -21,7 +21,7 @@ from tacit.tables.boosting.cells import Axis, merged
 from tacit.tables.boosting.loss import loss_for
 from tacit.tables.boosting.plan import schedule
 from tacit.tables.boosting.rounds import Boosting
-from tacit.tables.boosting.smoothing import evidence, neighbours, settled_counts, smoothed
+from tacit.tables.boosting.smoothing import Prior, evidence, neighbours, settled_counts, smoothed
 from tacit.tables.columns import Category, Number, Undeclared
 from tacit.tables.encoding import UNKNOWN, Encoding
 from tacit.tables.model import TableModel
@@ -107,7 +107,7 @@ def test_everything_is_in_the_ledger_and_within_the_budget() -> None:
 def test_the_looks_cost_what_was_planned() -> None:
     """Each step's noise multiplier is the schedule's, whatever was found: the budget was shared out before."""
     cells, ledger = Cells.of(_encoded(rides(2000, 0)), axes(_schema())), Ledger(Header(secure_randomness=False))
-    chosen = boost_settings(records=2000, columns=3, epsilon=3.0)
+    chosen = boost_settings(records=2000, columns=3, epsilon=3.0, classes=0)
     boost(cells, 0, noise_multiplier=5.0, chosen=chosen, ledger=ledger, source=SeededSource(4))
     loud = schedule(5.0, 3).values()
     for step, _ in ledger.entries:
@@ -227,12 +227,12 @@ def test_the_rule_chooses_by_public_numbers_and_says_why() -> None:
 
 def test_a_shape_of_noise_is_flat_and_a_loud_one_is_kept() -> None:
     draw = np.random.default_rng(0)
-    prior, precision = neighbours(30, ordered=True, missing=False), np.full(30, 4.0)
+    prior, precision = [Prior(neighbours(30, ordered=True, missing=False))], np.full(30, 4.0)
     noise = draw.normal(0, 0.5, (30, 1))
     assert np.ptp(smoothed(noise, precision, prior)) < 0.3 * np.ptp(noise)
     wave = 10 * np.sin(np.arange(30) / 4)[:, None]
     assert np.abs(smoothed(wave + noise, precision, prior) - wave).mean() < 0.5
-    assert np.abs(smoothed(noise, precision, None)).mean() < 0.3 * np.abs(noise).mean()
+    assert np.abs(smoothed(noise, precision, [])).mean() < 0.3 * np.abs(noise).mean()
 
 
 def test_evidence_is_of_acting_together_only() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from tacit.cli import main
 from tacit.ledger import Header, Ledger
 from tacit.randomness import SeededSource
 from tacit.tables.columns import Category, Number, Undeclared
 from tacit.tables.discovery import Discovery
 from tacit.tables.histograms import EDGES, counts
-from tacit.tables.identifiers import names_records, numbers_records
+from tacit.tables.identifiers import may_name_records, names_records, numbers_records
 from tacit.tables.run_facts import remarks_by_text
 from tacit.tables.schema import Schema
 
@@ -27,6 +31,51 @@ def test_names_that_number_records(name: str) -> None:
 @pytest.mark.parametrize("name", ["customer_id", "age", "paid", "price index", "number", "no", "X", "北", "line"])
 def test_other_names(name: str) -> None:
     assert not names_records(name)
+
+
+def test_names_that_end_like_identifiers_are_doubtful() -> None:
+    assert all(map(may_name_records, ["PassengerId", "customer_id", "patient id", "userID"]))
+    assert not any(map(may_name_records, ["id", "paid", "grid", "covid", "AID", "identity"]))
+
+
+@pytest.fixture
+def bakery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tacit.tables.rule._STEPS", 20)
+    draw = np.random.default_rng(0)
+    lines = [f"{place},{1000 - place},{draw.integers(9)},{'ab'[place % 2]}" for place in range(900)]
+    path = tmp_path / "bakery.csv"
+    path.write_text("\n".join(["id,customer_id,loaves,kind", *lines]) + "\n")
+    return path
+
+
+def columns_of_run(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, str], str]:
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "bakery.csv", "--target", "kind", "--classes", "a,b", "--epsilon", "4", "--json", *words])
+    captured = capsys.readouterr()
+    assert stop.value.code == 0, captured.err
+    facts = json.loads((Path(json.loads(captured.out)["out"]) / "run.json").read_text())
+    return {name: one["origin"] for name, one in facts["columns"].items()}, captured.err
+
+
+def test_the_command_line_says_which_names_are_not_used_and_which_are_doubtful(
+    bakery: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    origins, said = columns_of_run([], capsys)
+    assert "not used: 'id', whose name" in said and "--ignore customer_id" in said
+    assert origins["id"].startswith("dropped: its name") and "discovered" in origins["loaves"]
+    origins, said = columns_of_run(["--ignore", "customer_id,loaves", "--keep-ids"], capsys)
+    assert set(origins) == {"id", "kind"} and "discovered" in origins["id"]
+    assert "not used" not in said and "warning: 'customer_id'" not in said
+
+
+@pytest.mark.parametrize(("names", "text"), [("bread", "no column 'bread'"), ("kind", "the column to predict")])
+def test_ignoring_what_is_not_there_or_the_target_is_refused(
+    bakery: Path, names: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "bakery.csv", "--target", "kind", "--ignore", names])
+    assert stop.value.code == 2 and text in capsys.readouterr().err and not (bakery.parent / "runs").exists()
 
 
 def noisy(numbers: np.ndarray, std: float = 5.0) -> np.ndarray:

@@ -30,24 +30,27 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_csv(tmp_path / "people.csv", people(3000))
 
 
-@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize(
+    ("model", "declared", "settings"), [("linear", True, 12), ("boosted", True, 6), ("auto", False, 6)]
+)
 def test_all_of_it_costs_no_more_than_the_budget(
-    table: Path, declared: bool, capsys: pytest.CaptureFixture[str]
+    table: Path, model: str, declared: bool, settings: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if declared:
         table.with_suffix(".schema.json").write_text(json.dumps(SCHEMA))
-    facts, _ = tune(table, "--target", "employed", "--epsilon", "4", "--trials", "1.5", capsys=capsys)
+    words = ("--target", "employed", "--epsilon", "4", "--trials", "1.5", "--model", model)
+    facts, _ = tune(table, *words, capsys=capsys)
     assert facts["test_accuracy"] > 0.6 and facts["test_is_private"] and facts["epsilon"] <= 4
     out = Path(facts["out"])
     ledger = Ledger.load(out / "ledger.jsonl")
     *looks, (last, count) = ledger.entries
     assert count == 1 and isinstance(last.queries[0], Selection)
-    assert bool(looks) is not declared and len(ledger) <= 4  # no step of any run is in it
+    assert len(looks) == (0 if model == "linear" else 1 if declared else 3)  # no step of any run is in it
     assert account(ledger, delta=1e-5).epsilon <= 4
     epsilon, _ = Registry(table).spent()
     assert epsilon == pytest.approx(facts["epsilon"])
     notes = json.loads((out / "run.json").read_text())["notes"]
-    assert any(note.startswith("Chosen of 12 settings") for note in notes)
+    assert any(note.startswith(f"Chosen of {settings} settings") for note in notes)
     assert "tuning" in (out / "report.html").read_text()
 
 

@@ -131,7 +131,8 @@ static PyObject *follow(PyObject *module, PyObject *const *arguments, Py_ssize_t
         Py_XDECREF(p.epoch);
     }
     while (p.founds) Py_DECREF(p.found[--p.founds]);
-    if (!known) {
+    int interrupted = !known && PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception); /* Ctrl-C */
+    if (!known && !interrupted) {
         PyErr_Clear();
         out = PyObject_CallFunctionObjArgs(given[OTHERWISE], func, types, args, kwargs ? kwargs : Py_None,
                                            p.key ? p.key : Py_None, NULL);

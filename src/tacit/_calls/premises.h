@@ -38,7 +38,7 @@ static PyObject *follow_with(PyObject *module, PyObject *const *arguments, Py_ss
     Py_RETURN_NONE;
 }
 
-/* An attribute of an object that somebody else keeps too, so that it may be looked at without a reference of its own. */
+/* Return a borrowed reference to an attribute, which the object keeps. */
 static PyObject *kept(PyObject *object, int name) {
     PyObject *found = PyObject_GetAttr(object, names[name]);
     Py_XDECREF(found);

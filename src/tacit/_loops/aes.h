@@ -1,5 +1,5 @@
 /* The keystream of AES-256 in counter mode, by the processor's own instructions: their time does not depend on the key.
- * Whoever uses it has compared it with another implementation first (tacit._aes). */
+ * tacit._aes compares it with another implementation before it uses it. */
 #define AT_ONCE 32 /* blocks of 16 bytes */
 #define KEY 32     /* bytes */
 

@@ -21,8 +21,8 @@ typedef struct {
 typedef void (*Tile)(const float *image, const int32_t *starts, size_t places, const int32_t *entries,
                      const float *turned, float *sum);
 
-/* Written with vectors as wide as a register: compilers keep arrays of that size in memory. Never inlined: whoever uses it
- * has the same instructions, and so the same bits. */
+/* Written with vectors as wide as a register: compilers keep arrays of that size in memory. Never inlined: all
+ * callers have the same instructions, and so the same bits. */
 #define TILE(name, bytes, target)                                                                                     \
     target __attribute__((noinline)) static void tile_##name(const float *image, const int32_t *starts, size_t places, \
                                                              const int32_t *entries, const float *turned,             \

@@ -125,6 +125,7 @@ def _tight(composition: Composition) -> Composition:
 
 
 ACCOUNTANTS: dict[str, Slackened] = {method.name: Slackened(method) for method in (Pld(), Rdp(), Moments(), Strong())}
+"""The accountants by name: ``pld``, ``rdp``, ``moments`` and ``strong``."""
 
 
 def find(name: str) -> Slackened:

@@ -15,7 +15,7 @@ import numpy as np
 
 from tacit.accounting import lower_law, nested, upper_law
 from tacit.accounting.convolution import cumulants
-from tacit.accounting.effort import OutOfReach, searching
+from tacit.accounting.effort import OutOfReach, left, searching, spent
 from tacit.accounting.lattice import LARGEST_LOSS, sketch
 from tacit.accounting.losses import Array, Pair
 from tacit.accounting.lower_law import Merged
@@ -25,8 +25,11 @@ from tacit.accounting.upper_law import Upwards
 CLOSE = 8e-7
 """Upper bounds this close to a lower one, relatively, are close enough."""
 
-# Points of the main lattice between 0 and ε, multiples of 2^4: where only the size is looked for, and at first.
-_ROUGH, _FIRST, _MOST = 800, 4_000, 64_000
+# Points of the main lattice between 0 and ε, multiples of 2^4: where only the size is looked for, and the most.
+_ROUGH, _MOST = 800, 64_000
+# Bounds meet nearly as the square of the step; a lattice is at most so many times as fine as the one before.
+_POWER, _FINER = 0.53, 20.0
+_BOTH = 1.6  # upper and lower bound cost about so much, in units of the lower one
 
 # A δ below this is answered by it: products of masses so small would no longer be ordinary numbers, and slow.
 _LEAST = 1e-130
@@ -72,7 +75,9 @@ def delta_above(pairs: Pairs, epsilon: float, near: float) -> float:
             return 1.0
         rough = nested.total(Upwards(), pairs, size, near, _ROUGH, weight)
         found = upper_law.delta(rough, epsilon)
-        if 2 * rough.infinite > found and near > _LEAST:  # what was left out is felt: leave out far less
+        if 2 * rough.infinite > found:  # what was left out is felt
+            if near <= _LEAST:
+                return found
             near = max(min(found, near * near), _LEAST)
             continue
         before, size = size, max(epsilon, rough.width / 8)
@@ -114,18 +119,23 @@ def _certified(
     above: Callable[[Law], float],
     below: Callable[[Law, float], float],
 ) -> float:
-    """The upper bound, from lattices fine enough that a lower one is within `CLOSE` of it, if effort allows."""
-    points, lower = _FIRST, 0.0
+    """The upper bound, from lattices fine enough that a lower one is within `CLOSE` of it, as far as effort allows."""
+    points, lower = _ROUGH, 0.0
     while True:
+        before = spent()
         try:
-            upper = min(upper, above(nested.total(Upwards(), pairs, near, delta, points, weight)))
-            if not upper > 0:
-                return upper
             lower = max(lower, below(nested.total(Merged(), pairs, near, delta, points, weight), upper))
+            gap = upper / lower - 1 if lower > 0 else math.inf
+            if gap <= CLOSE or points >= _MOST:
+                return upper
+            affordable = points * left() / (_BOTH * (spent() - before))
+            finer = points * min(max(1.1 * (gap / CLOSE) ** _POWER, 1.3), _FINER)
+            more = min(math.ceil(min(finer, affordable) / 16) * 16, _MOST)
+            if more < 1.1 * points:
+                return upper
+            points = more
+            upper = min(upper, above(nested.total(Upwards(), pairs, near, delta, points, weight)))
         except OutOfReach:
             return upper
-        gap = upper / lower - 1 if lower > 0 else math.inf
-        if gap <= CLOSE or points >= _MOST:
+        if not upper > 0:
             return upper
-        finer = points * min(max(1.1 * math.sqrt(gap / CLOSE), 1.3), 4.0)
-        points = min(math.ceil(finer / 16) * 16, _MOST)

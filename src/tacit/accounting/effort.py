@@ -61,6 +61,16 @@ def half() -> Iterator[None]:
         _counter.limit = before
 
 
+def spent() -> float:
+    """Return how many points were counted in this thread."""
+    return _counter.spent
+
+
+def left() -> float:
+    """Return how many points are still allowed."""
+    return _counter.limit - _counter.spent
+
+
 def spend(points: float) -> None:
     """Count ``points``, or raise `OutOfReach` and count nothing if they are more than is allowed."""
     if _counter.spent + points > _counter.limit:

@@ -28,6 +28,8 @@ from tacit.accounting.window import EXCESS, Saddle, Window
 _CUT = 1e-6  # the part of δ that may be cut off from the tail
 # Bounds on ε this close, relatively, are close enough.
 _CLOSE = 3e-7
+# Where a second window, as close as δ asks for, does not bring the bounds together, rounding keeps them apart.
+_ATTEMPTS = 2
 
 
 def epsilon(losses: SampledGaussians, delta: float) -> Interval:
@@ -41,7 +43,7 @@ def epsilon(losses: SampledGaussians, delta: float) -> Interval:
     best, closeness, sound = Interval(losses.largest, 0.0), EXCESS, 0.0
     if cut.infinite > 0.1 * delta:
         raise OutOfReach("the tail is too heavy to cut off")
-    for attempt in range(3):
+    for attempt in range(_ATTEMPTS):
         try:
             window = Window(cut, saddle, closeness)
             upper = min(best.upper, window.solve(math.log(delta - cut.infinite), +1))
@@ -92,16 +94,25 @@ def _window(losses: SampledGaussians, epsilon: float) -> Window:
         return epsilon - saddle.at
 
     guess, tilt, closeness = 1e-5, _first_tilt(losses, 12.0), EXCESS
+    window: Window | None = None
+    felt = False
     for _ in range(8):
-        cut, saddle = _without_tail(losses, guess, excess, tilt, 0)
-        window = Window(cut, saddle, closeness)
-        found = window.delta(epsilon)
-        if cut.infinite > 1e-5 * found.upper and guess > 1e-290:
+        try:
+            cut, saddle = _without_tail(losses, guess, excess, tilt, 0)
+            finer = Window(cut, saddle, closeness)
+            found = finer.delta(epsilon)
+        except OutOfReach:
+            if window is None or felt:
+                raise
+            break  # the bounds of the last one hold, and are not far apart
+        window, felt = finer, cut.infinite > 1e-5 * found.upper
+        if felt and guess > 1e-290:
             guess, tilt = max(min(found.upper, guess**2), 1e-295), saddle.tilt  # what was cut off is felt: cut off less
-        elif found.upper - (found.lower or 0.0) > _CLOSE * found.upper and closeness > 1e-14:
+        elif found.upper - (found.lower or 0.0) > _CLOSE * found.upper and closeness == EXCESS:
             closeness *= math.exp(min(math.log(found.upper) - saddle.log_delta_at(epsilon), -3.0))
         else:
             break
+    assert window is not None
     return window
 
 

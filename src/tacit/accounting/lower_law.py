@@ -24,7 +24,7 @@ import numpy as np
 from tacit.accounting.losses import Array, Pair
 from tacit.accounting.nested import Law
 from tacit.accounting.parts import Grid, Part, add, in_cells
-from tacit.accounting.relative import convolved
+from tacit.accounting.relative import both_convolved
 
 
 class Merged:
@@ -63,10 +63,7 @@ class Merged:
         return Part(low, np.stack([p, cells[0] @ np.expm1(up) + cells[1] @ np.exp(up)]))
 
     def convolved(self, a: Array, b: Array, same: bool) -> Array:
-        p = convolved(a[0], b[0], same=same, sign=0)
-        if same:
-            return np.stack([p, convolved(2 * a[0] + a[1], a[1], sign=0)])
-        return np.stack([p, convolved(a[0], b[1], sign=0) + convolved(a[1], b[0] + b[1], sign=0)])
+        return both_convolved(a, b, same=same)
 
     def closed(self, inside: Part, below: Array, above: Array) -> tuple[Part, float]:
         return inside, 0.0

@@ -17,7 +17,7 @@ WIDER = 5
 _WITHIN = 2
 """Each part within the main one has a step 2^2 as wide as the next finer one."""
 _SHARE = 0.003
-"""What rounding at the ends of the finer lattices may add, as a part of what one rounding to the main lattice does."""
+"""The most that rounding at the ends of the finer lattices may add, as a part of one rounding to the main lattice."""
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ class Upwards:
         return Part(part.first + begin, kept), lost
 
     def whole(self, grid: Grid, parts: dict[int, Part], infinite: float) -> dict[int, Part]:
-        """What is beyond a mass of 1 is taken away from the lowest losses; see the module's text."""
+        """Mass in excess of 1 is taken away from the lowest losses; see the module's text."""
         excess = math.fsum([infinite, *(mass for part in parts.values() for mass in part.p[0].tolist())]) - 1
         excess -= 4 * _EPS
         if not excess > 0:

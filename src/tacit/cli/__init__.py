@@ -69,7 +69,7 @@ def _legible(text: str, most: int = 1000) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command; what the user can mend is one sentence on standard error and exit code 2."""
+    """Run the command; an error that the user can repair is one sentence on standard error, with exit code 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
     # Before torch is imported: its threads sleep while they wait for one another. Waiting by running in circles takes
     # two to three times as long wherever another program wants the same cores.

@@ -51,7 +51,9 @@ def account(
     ] = None,
     group: Annotated[
         int,
-        typer.Option(parser=whole, metavar="WHOLE", help="So many records together: a family, one person's records."),
+        typer.Option(
+            parser=whole, metavar="WHOLE", help="Protect so many records together: a family, one person's records."
+        ),
     ] = 1,
     plot: Annotated[
         Path | None, typer.Option(help="Draw ε over the steps for several accountants (PNG, PDF, SVG).")
@@ -67,7 +69,7 @@ def account(
 ) -> None:
     """Print ε (or δ) of a plan, or of what a ledger lists.
 
-    A ledger gets a receipt: its number of steps and its digest.
+    For a ledger it also prints a receipt: the number of steps and a digest.
 
     Keep the receipt away from the ledger: --expect DIGEST then fails if the file was put back to an older copy.
 

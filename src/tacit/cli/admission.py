@@ -25,7 +25,7 @@ def keys(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make an authority and certificates; what is there stays.
+    """Make an authority and certificates; existing files stay.
 
     \b
     Give each participant its own NAME.pem and NAME.key, and ca.pem; keep ca.key to yourself. A participant whose key
@@ -148,18 +148,16 @@ def restore(
 
 def revoke(
     state: State,
-    name: Annotated[
-        str | None, typer.Argument(help="The participant: nothing more is taken from it, for good.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="The participant to refuse for good.")] = None,
     serial: Annotated[
         str | None,
         typer.Option(help="A certificate's serial number instead, whose key was lost: its participant can go on."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Take nothing more from a participant, or with a certificate.
+    """Refuse a participant, or a certificate, from now on.
 
-    A running server notices. What was added stays.
+    A running server notices. Earlier uploads stay in the model.
 
     \b
     Examples:

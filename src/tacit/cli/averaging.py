@@ -62,7 +62,7 @@ def average(
     \b
     With the server's noise the server is trusted: it sees the changes before noise. With --noise-by participants it
     sees only sums of masked changes that have the noise in them. What it releases, the model after each round,
-    protects every participant as a whole. Started again with the same options, it goes on.
+    protects every participant as a whole. If you start it again with the same options, it continues.
 
     \b
     Example:
@@ -104,7 +104,7 @@ def contribute(
     server: Annotated[str, typer.Option(help="HOST:PORT of `tacit collaborate average`.")],
     model: _Model,
     data: Annotated[str, typer.Option(help="package.module:dataset, or a table with --schema.")],
-    name: Annotated[str, typer.Option(help="Who one is: the name of the certificate.")],
+    name: Annotated[str, typer.Option(help="Your name, as in the certificate.")],
     schema: Annotated[Path | None, typer.Option(help="The columns of the table, a JSON file.")] = None,
     loss: Annotated[
         str | None, typer.Option(help="package.module:loss(outputs, targets), the mean of a batch [cross-entropy].")
@@ -130,7 +130,7 @@ def contribute(
 ) -> None:
     """Take part in averaging.
 
-    Prints the ε of a whole participant, and that of an example by one's own noise.
+    Prints the ε of the whole participant, and with your own noise the ε of an example.
 
     \b
     Example:

@@ -23,7 +23,9 @@ def calibrate(
         ),
     ] = None,
     model: Model = "mlp",
-    records: Annotated[int, typer.Option(parser=whole, metavar="WHOLE", help="That each participant will hold.")] = 600,
+    records: Annotated[
+        int, typer.Option(parser=whole, metavar="WHOLE", help="Records that each participant will hold.")
+    ] = 600,
     participants: Participants = 30,
     upload: Upload = 0.1,
     epochs: Epochs = 15,
@@ -42,7 +44,7 @@ def calibrate(
 ) -> None:
     """Find the bound γ and the threshold τ on public data.
 
-    They are --bound and --threshold; private records must have no say in them.
+    Give them as --bound and --threshold. Never choose them on private records.
 
     \b
     Examples:

@@ -13,7 +13,8 @@ from tacit.cli.simulation import compare, simulate
 
 app = typer.Typer(
     name="collaborate",
-    help="Train together without sharing data.\n\nDistributed selective SGD (Shokri & Shmatikov 2015).",
+    help="Train together without sharing data.\n\nDistributed selective SGD (Shokri & Shmatikov 2015).\n\n"
+    "Example: tacit collaborate simulate --upload 0.1 --epochs 10",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

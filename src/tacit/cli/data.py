@@ -35,7 +35,7 @@ def data(
     Without a NAME: all of them, and where each is found.
 
     \b
-    Asked in order: the directory TACIT_DATA, ../shared/data beside the checkout,
+    Searched in order: the directory TACIT_DATA, ../shared/data beside the checkout,
     the user's cache; then, where that is possible, a Python package registry.
 
     \b

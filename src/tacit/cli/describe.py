@@ -27,7 +27,7 @@ def describe(
 
     Counts, means, quantiles, histograms and correlations, all with noise.
 
-    What the columns are is found out privately too. Writes description.html, description.json and the ledger; the cost
+    The types of the columns are found privately too. Writes description.html, description.json and the ledger; the cost
     is added up with that of other runs on the same file (see `tacit budget`).
 
     \b

@@ -51,7 +51,7 @@ def join(
             "or a data set, or rows: mnist:0-600."
         ),
     ],
-    name: Annotated[str, typer.Option(help="Who one is: the name of the certificate.")],
+    name: Annotated[str, typer.Option(help="Your name, as in the certificate.")],
     model: Annotated[
         str | None, typer.Option(help="package.module:build, a function that returns the collaboration's network.")
     ] = None,
@@ -60,9 +60,7 @@ def join(
     ] = None,
     schema: Annotated[Path | None, typer.Option(help="The columns of the table, a JSON file.")] = None,
     keys: Keys = None,
-    out: Annotated[
-        Path | None, typer.Option(help="One's own folder: ledger, outbox, model [default: runs/NAME].")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Your folder: ledger, outbox, model [default: runs/NAME].")] = None,
     pool: Annotated[
         int,
         typer.Option(
@@ -80,7 +78,7 @@ def join(
         bool,
         typer.Option(
             "--after-lost-key",
-            help="Go on after uploads that another person made with a lost key; OUT and the ledger must be the newest.",
+            help="Continue after another person made uploads with a lost key; OUT and the ledger must be the newest.",
         ),
     ] = False,
     older_server: Annotated[
@@ -109,7 +107,7 @@ def join(
 ) -> None:
     """Take part in a collaboration; the records stay here.
 
-    After a crash, the same command goes on.
+    After a crash, give the same command again: it continues.
 
     \b
     Examples:

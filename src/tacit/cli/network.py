@@ -49,14 +49,16 @@ def serve(
     ] = None,
     mechanism: Annotated[
         str | None,
-        typer.Option(help="What all promise to protect uploads by: dp-sgd, gaussian, sparse-vector or plain [any]."),
+        typer.Option(
+            help="How all participants protect their uploads: dp-sgd, gaussian, sparse-vector or plain [any]."
+        ),
     ] = None,
     epsilon: Annotated[
         float | None,
-        typer.Option(parser=number, metavar="NUMBER", help="The most ε that all promise to spend [each decides]."),
+        typer.Option(parser=number, metavar="NUMBER", help="The largest ε that all promise to spend [each decides]."),
     ] = None,
     delta: Annotated[
-        float | None, typer.Option(parser=number, metavar="NUMBER", help="The most δ of that [each decides].")
+        float | None, typer.Option(parser=number, metavar="NUMBER", help="The δ of that ε [each decides].")
     ] = None,
     validate: Annotated[
         str | None,
@@ -97,12 +99,13 @@ def serve(
 ) -> None:
     """Run the parameter server until it is interrupted.
 
-    Started again, it goes on from its state.
+    If you start it again, it continues from its state.
 
     \b
     Images for mlp and cnn are normalised, everywhere, by mean and standard deviation of the public records of
     --validate, which must be the same for all servers of a collaboration, and like the participants' own: images of
-    another size are refused, on either side. A server of a slice has no whole model whose accuracy it could show.
+    another size are refused, on either side. A server of a slice shows no accuracy, because it does not have the
+    whole model.
 
     \b
     Examples:

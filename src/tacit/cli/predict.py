@@ -1,4 +1,4 @@
-"""``tacit predict``: what a trained model of a table says about new rows."""
+"""``tacit predict``: predictions of a trained model of a table for new rows."""
 
 from __future__ import annotations
 

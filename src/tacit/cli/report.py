@@ -86,12 +86,10 @@ def report(
         path = out
     else:
         path = write_page(left, facts, out, signoff=signoff)
-    lines = [
-        *facts.alarms,
-        claim(facts.guarantee),
-        f"report: {path}",
-        *(f"to be filled in: {name}" for name in remarks),
-    ]
+    lines = [*facts.alarms, claim(facts.guarantee), f"report: {path}"]
+    if remarks:
+        fields = ", ".join(name.rpartition(".")[2] for name in remarks)
+        lines.append(f"to be filled in, there or with --about FILE.toml: {fields}")
     show(found | {"report": str(path)} | ({"blanks": remarks} if registry else {}), lines, as_json=as_json)
 
 

@@ -93,7 +93,7 @@ def _lines(experiment: Experiment, result: Result, files: list[str]) -> list[str
 
 @contextmanager
 def _bar(title: str) -> Iterator[Tell]:
-    """A progress bar on standard error: what is being done, and how much of the whole is done."""
+    """A progress bar on standard error: the current task, and the share of the whole."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 

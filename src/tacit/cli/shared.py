@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Epochs = Annotated[int, typer.Option(parser=whole, metavar="WHOLE", help="Exchanges of each participant.")]
 Download = Annotated[
-    float, typer.Option(parser=number, metavar="FRACTION", help="θ_d: of the parameters, downloaded in an exchange.")
+    float,
+    typer.Option(parser=number, metavar="FRACTION", help="θ_d: share of the parameters downloaded in an exchange."),
 ]
 Selected = Annotated[
     str, typer.Option(help="largest, threshold or random; sparse-vector and gaussian make their own choice.")
@@ -45,9 +46,9 @@ ClipNorm = Annotated[
 ]
 Delta = Annotated[float, typer.Option(parser=number, metavar="NUMBER", help="δ of the honest ε.")]
 Model = Annotated[str, typer.Option(help="mlp or cnn: the networks of the paper.")]
-Participants = Annotated[int, typer.Option(parser=whole, metavar="WHOLE", help="How many take part.")]
+Participants = Annotated[int, typer.Option(parser=whole, metavar="WHOLE", help="Number of participants.")]
 Upload = Annotated[
-    float, typer.Option(parser=number, metavar="FRACTION", help="θ_u: of the parameters, uploaded in an exchange.")
+    float, typer.Option(parser=number, metavar="FRACTION", help="θ_u: share of the parameters uploaded in an exchange.")
 ]
 Seed = Annotated[
     int | None,
@@ -80,7 +81,7 @@ def private(
     clip_norm: float | None,
     normalisation: float | None,
 ) -> Settings:
-    """The settings with the mechanism that the options ask for, if they do."""
+    """Return the settings, with a mechanism if the options ask for one."""
     from dataclasses import replace
 
     from tacit import collaboration
@@ -104,7 +105,7 @@ def credentials_of(keys: Path | None, name: str, insecure: bool) -> Credentials 
 
 
 def warn_of_expiry(credentials: Credentials | None) -> None:
-    """Say in time which certificates expire; refuse to begin with one that has."""
+    """Warn of certificates that expire soon; refuse to begin with an expired one."""
     import logging
 
     for warning in [] if credentials is None else credentials.warnings():

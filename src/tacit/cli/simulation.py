@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 _Dataset = Annotated[str, typer.Option(help="mnist or svhn, or another of `tacit data` with 10 classes.")]
 _Order = Annotated[str, typer.Option(help="round-robin, random-order or asynchronous.")]
 _Share = Annotated[
-    float, typer.Option(parser=number, metavar="FRACTION", help="Of the training set, held by each participant.")
+    float,
+    typer.Option(parser=number, metavar="FRACTION", help="Share of the training set that each participant holds."),
 ]
 _Bound = Annotated[
     float | None,
@@ -81,10 +82,10 @@ def simulate(
 ) -> None:
     """Simulate a collaboration in this process.
 
-    Beside it: training on the pooled data, and training alone.
+    For comparison it also trains on the pooled data, and each participant alone.
 
     \b
-    The ε printed is honest: of all that a participant uploads in the whole training.
+    The ε printed is honest: it covers all uploads of a participant in the whole training.
     Inputs are normalised by the training set's mean and standard deviation, taken to be public unless
     --private-normalisation says otherwise.
 

@@ -9,10 +9,14 @@ from typing import Annotated
 import typer
 
 from tacit.cli.output import number, whole
+from tacit.cli.table_file import Features, Target, from_standard_input, is_table
 from tacit.cli.train_images import ImageOptions, train_images
-from tacit.cli.train_table import TableOptions, Target, from_standard_input, is_table, train_table
+from tacit.cli.train_table import TableOptions, train_table
 
-_FOR_TABLES = ("schema", "target", "test", "task", "target_bounds", "classes", "test_fraction", "by", "data_name")
+_FOR_TABLES = (
+    *("schema", "target", "test", "task", "target_bounds", "classes", "ignore", "keep_ids", "test_fraction"),
+    *("by", "data_name"),
+)
 _FOR_IMAGES = ("recipe", "norms", "accountant")
 
 
@@ -26,10 +30,12 @@ def train(
     epsilon: Annotated[float, typer.Option(parser=number, metavar="NUMBER", help="ε of the budget.")] = 2.0,
     delta: Annotated[float, typer.Option(parser=number, metavar="NUMBER", help="δ of the budget.")] = 1e-5,
     epochs: Annotated[
-        float | None, typer.Option(parser=number, metavar="NUMBER", help="Passes over the data; the recipe's own.")
+        float | None,
+        typer.Option(parser=number, metavar="NUMBER", help="Passes over the data; the recipe's own if left out."),
     ] = None,
     lot_size: Annotated[
-        int | None, typer.Option(parser=whole, metavar="WHOLE", help="Expected records in a lot; the recipe's own.")
+        int | None,
+        typer.Option(parser=whole, metavar="WHOLE", help="Expected records in a lot; the recipe's own if left out."),
     ] = None,
     clip: Annotated[
         float | None, typer.Option(parser=number, metavar="NUMBER", help="Clip norm of a whole gradient.")
@@ -46,11 +52,17 @@ def train(
     ] = None,
     target_bounds: Annotated[
         tuple[float, float] | None,
-        typer.Option(metavar="LOW HIGH", help="Of a table: predict a number between these; others count as them."),
+        typer.Option(
+            metavar="LOW HIGH", help="Of a table: predict a number in this range; numbers outside count as its ends."
+        ),
     ] = None,
     classes: Annotated[
         str | None, typer.Option(metavar="A,B,…", help="Of a table: the target's classes, rare ones too; found if not.")
     ] = None,
+    ignore: Annotated[str | None, typer.Option(metavar="A,B,…", help="Of a table: columns that are not used.")] = None,
+    keep_ids: Annotated[
+        bool, typer.Option("--keep-ids", help="Of a table: use columns named like row numbers: id, Unnamed: 0.")
+    ] = False,
     schema: Annotated[
         Path | None, typer.Option(help="Of a table: the types of its columns; FILE.schema.json if left out.")
     ] = None,
@@ -75,7 +87,7 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="Directory for the run; runs/DATASET, or the next free one, if left out.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the unfinished run in --out.")] = False,
     seed: Annotated[
         int | None, typer.Option(parser=whole, metavar="WHOLE", help="For debugging: the run is then NOT private.")
     ] = None,
@@ -84,7 +96,7 @@ def train(
     """Train a private model within a budget.
 
     Writes the model, its ledger, run.json and a report. The budget pays for everything learned from the training
-    records, features included. The test set is assumed public. Ctrl-C leaves a run that --resume goes on with.
+    records, features included. The test set is assumed public. Ctrl-C leaves a run that --resume continues.
 
     \b
     Examples:
@@ -104,6 +116,7 @@ def train(
             options = TableOptions(
                 schema=schema,
                 target=Target(name=target, task=task, bounds=target_bounds, classes=classes),
+                features=Features(ignore=ignore, keep_ids=keep_ids),
                 test=test,
                 test_fraction=test_fraction,
                 by=by,

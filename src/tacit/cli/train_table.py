@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,81 +13,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tacit.cli.output import again, show
-from tacit.tables.kinds import divided, is_file_of_a_table, kind_of
+from tacit.cli.table_file import Features, Target, opened, schema_of, stem
 
 if TYPE_CHECKING:
-    from tacit.tables.columns import Column
-    from tacit.tables.run import TableFile, TableInMemory
-    from tacit.tables.schema import Schema
     from tacit.tables.scoring import Score
     from tacit.tables.split import Progress
     from tacit.tables.training import TableOutcome
-
-
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """The command line's options of the column to predict."""
-
-    name: str | None
-    task: str | None = None
-    bounds: tuple[float, float] | None = None
-    classes: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.task not in (None, "classification", "regression"):
-            raise ValueError(f"--task is {self.task!r}; choose classification or regression.")
-        if self.bounds is not None and (self.classes is not None or self.task == "classification"):
-            raise ValueError("--target-bounds are of a number, which has no classes; leave one of the two out.")
-        if self.classes is not None and self.task == "regression":
-            raise ValueError("--classes are not of a number; leave them out, or say --task classification.")
-
-    @property
-    def column(self) -> Column | None:
-        """The target's column as far as it is declared on the command line."""
-        from tacit.tables.columns import Category, Number
-
-        if self.bounds is not None:
-            return Number(low=self.bounds[0], high=self.bounds[1])
-        if self.classes is None:
-            return None
-        names = tuple(name.strip() for name in self.classes.split(","))
-        if len(names) < 2:
-            raise ValueError(f"--classes is {self.classes!r}; list two or more, separated by commas.")
-        return Category(values=names)
-
-    def declared_in(self, schema: Schema) -> Schema:
-        """Return the schema with this target, and what is said of it here instead of what it says."""
-        from tacit.tables.columns import Number
-        from tacit.tables.schema import Schema
-
-        name = self.name or schema.target
-        columns = {**schema.columns, name: self.column} if self.column else schema.columns
-        found = Schema(columns=columns, target=name)
-        number = isinstance(found.columns[name], Number)
-        if self.task is not None and number != (self.task == "regression"):
-            raise ValueError(
-                f"the schema declares the target {name!r} as a {'number' if number else 'category'}, and --task is "
-                f"{self.task}; leave --task out, or say {'--classes' if number else '--target-bounds LOW HIGH'}."
-            )
-        return found
-
-
-def is_table(dataset: str) -> bool:
-    """Return whether the data set of a command is a table: a file, or one that is known by name."""
-    return dataset in ("adult", "pums") or is_file_of_a_table(dataset)
-
-
-@contextmanager
-def from_standard_input() -> Iterator[str]:
-    """Yield the name of a file with what comes in on standard input, as CSV; it is gone afterwards.
-
-    A table is read more than once, so it must be somewhere. Only this user can read the directory.
-    """
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "stdin.csv"
-        with path.open("wb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file)
-        yield str(path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +27,7 @@ class TableOptions:
 
     schema: Path | None
     target: Target
+    features: Features
     test: Path | None
     test_fraction: float
     by: str | None
@@ -157,8 +87,8 @@ def _trained(dataset: str, options: TableOptions, progress: Progress | None) -> 
     from tacit.tables.run import TableFile, TableInMemory, run_table
 
     budget, test = Budget(epsilon=options.epsilon, delta=options.delta), options.test
-    table, declared, own_test = _opened(dataset, options.schema, options.target)
-    place = options.out or next_free(Path("runs"), _stem(dataset))
+    table, declared, own_test = opened(dataset, options.schema, options.target, options.features)
+    place = options.out or next_free(Path("runs"), stem(dataset))
     pieces = None
     if test is not None:
         check_files_differ(Path(dataset), test)
@@ -166,7 +96,7 @@ def _trained(dataset: str, options: TableOptions, progress: Progress | None) -> 
     elif own_test is not None:
         pieces = TableInMemory("test", "", "", own_test, declared).pieces
     changes: dict[str, Any] = {"lot_size": options.lot_size, "clip_norm": options.clip}
-    known_classes = options.target.task == "classification" or _schema_of(Path(dataset), options.schema) is not None
+    known_classes = options.target.task == "classification" or schema_of(Path(dataset), options.schema) is not None
     try:
         outcome = run_table(
             table,
@@ -190,69 +120,6 @@ def _trained(dataset: str, options: TableOptions, progress: Progress | None) -> 
         print(_stopped(place, options, again(dataset, place)), file=sys.stderr)
         raise typer.Exit(130) from None
     return place, outcome
-
-
-def _opened(dataset: str, schema: Path | None, target: Target) -> tuple[TableFile | TableInMemory, Schema, Any]:
-    from tacit.tables.known import KNOWN, known
-    from tacit.tables.run import TableFile, TableInMemory
-    from tacit.tables.schema import Schema
-
-    if dataset in KNOWN:
-        found, declared = known(dataset, fetch=True)
-        declared = target.declared_in(Schema.load(schema, target=target.name) if schema else declared)
-        held = TableInMemory(found.name, found.source, found.fingerprint, found.train, declared)
-        return held, declared, found.test
-    path = Path(dataset)
-    kind_of(path)  # a file that is not there or not read is refused before anything else
-    place = _schema_of(path, schema)
-    declared = target.declared_in(Schema.load(place, target=target.name)) if place else _undeclared(path, target)
-    return TableFile(path, declared), declared, None
-
-
-def _stem(dataset: str) -> str:
-    """Return a name for the run: that of the file, and of the table in it."""
-    file, table = divided(Path(dataset))
-    stem = Path(file.stem).stem if file.suffix.lower() == ".gz" else file.stem
-    return f"{stem}-{table}" if table else stem
-
-
-def _schema_of(path: Path, schema: Path | None) -> Path | None:
-    """Return the file with the schema: the one that is named, or the one beside the table."""
-    file, table = divided(path)
-    bare = file.with_suffix("") if file.suffix.lower() == ".gz" else file
-    beside = bare.with_name(f"{bare.stem}{f'.{table}' if table else ''}.schema.json")
-    return schema or (beside if beside.exists() else None)
-
-
-def _undeclared(path: Path, target: Target) -> Schema:
-    """Return a schema that knows only the columns' names and what was said of the target."""
-    from tacit.tables.columns import Category, Undeclared
-    from tacit.tables.reading import columns_of, measured
-    from tacit.tables.schema import Schema
-
-    names = columns_of(path)
-    if target.name is None:
-        raise ValueError(f"{path} has no schema; say at least which column to predict, with --target.")
-    if target.name not in names:
-        raise ValueError(f"{path} has no column {target.name!r}; its columns are {', '.join(names)}.")
-    if target.task is None and target.column is None and target.name in measured(path):
-        raise ValueError(
-            f"{path} stores {target.name!r} as a number with a fraction; is it one to predict? Say --task regression "
-            "--target-bounds LOW HIGH, or --task classification if its values are classes."
-        )
-    if target.task == "regression" and target.bounds is None:
-        raise ValueError(
-            f"--task regression needs the bounds of {target.name!r}, which may not be read off the records; say "
-            "--target-bounds LOW HIGH."
-        )
-    column = target.column or Category(values=None)
-    print(
-        f"no schema: what the columns of {path} are is found out privately, which takes part of the budget; "
-        f"`tacit data schema {path}` writes a draft to edit.",
-        file=sys.stderr,
-    )
-    columns = {name: column if name == target.name else Undeclared() for name in names}
-    return Schema(columns=columns, target=target.name)
 
 
 @contextmanager

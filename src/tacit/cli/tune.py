@@ -9,11 +9,15 @@ from typing import Annotated
 import typer
 
 from tacit.cli.output import number
-from tacit.cli.train_table import TableOptions, Target, from_standard_input, is_table, train_table
+from tacit.cli.table_file import Features, Target, from_standard_input, is_table
+from tacit.cli.train_table import TableOptions, train_table
 
 
 def tune(
     table: Annotated[str, typer.Argument(help="A table: FILE, FILE.db::TABLE, -, adult or pums.")],
+    model: Annotated[
+        str, typer.Option(help="boosted; linear, with small networks as well; auto: by the rule of `tacit train`.")
+    ] = "auto",
     trials: Annotated[
         float, typer.Option(parser=number, metavar="NUMBER", help="How many runs there are on average.")
     ] = 8.0,
@@ -27,7 +31,11 @@ def tune(
         tuple[float, float] | None, typer.Option(metavar="LOW HIGH", help="Predict a number between these.")
     ] = None,
     classes: Annotated[str | None, typer.Option(metavar="A,B,…", help="The target's classes; found if not.")] = None,
-    schema: Annotated[Path | None, typer.Option(help="What its columns are; FILE.schema.json if left out.")] = None,
+    ignore: Annotated[str | None, typer.Option(metavar="A,B,…", help="Columns that are not used.")] = None,
+    keep_ids: Annotated[
+        bool, typer.Option("--keep-ids", help="Use columns named like row numbers: id, Unnamed: 0.")
+    ] = False,
+    schema: Annotated[Path | None, typer.Option(help="The types of the columns; FILE.schema.json if left out.")] = None,
     test_fraction: Annotated[
         float, typer.Option(parser=number, metavar="NUMBER", help="Share of the records that runs are compared on.")
     ] = 0.2,
@@ -37,7 +45,8 @@ def tune(
 ) -> None:
     """Choose the settings of a table's model, and pay for choosing.
 
-    Tries some of twelve combinations of model, learning rate and clip norm; ε covers all of it.
+    Tries some of six settings of boosting (bins and pairs of columns), or of twelve of a linear model and a small
+    network (learning rate and clip norm); ε covers all of it.
 
     The number of runs is random, and only the best one is released, so that all of them cost one and a half to three
     times what one does (docs/tuning.md). Every run has more noise than `tacit train` would have: where the rule's
@@ -50,13 +59,16 @@ def tune(
     """
     if table != "-" and not is_table(table):
         raise ValueError(f"{table!r} is no table; give a file of one.")
+    if model not in ("auto", "linear", "boosted"):
+        raise ValueError(f"--model is {model!r}; tuning takes auto, boosted, or linear (with small networks as well).")
     options = TableOptions(
         schema=schema,
         target=Target(name=target, task=task, bounds=target_bounds, classes=classes),
+        features=Features(ignore=ignore, keep_ids=keep_ids),
         test=None,
         test_fraction=test_fraction,
         by=None,
-        model="linear",
+        model=model,
         epsilon=epsilon,
         delta=delta,
         epochs=None,

@@ -263,6 +263,7 @@ _PUMS = Entry(
 CATALOGUE: dict[str, Entry] = {
     entry.name: entry for entry in (_MNIST, _FASHION, _CIFAR10, _CIFAR100, _SVHN, _TINYIMAGENET, _DIGITS, _ADULT, _PUMS)
 }
+"""The data sets by name, with their files and digests."""
 
 
 def entry(name: str) -> Entry:

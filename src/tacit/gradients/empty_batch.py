@@ -1,4 +1,4 @@
-"""Batches with nobody in them."""
+"""Batches without examples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tacit.gradients.layout import Layout
 from tacit.gradients.names import canonical
-from tacit.gradients.nested import mapped
+from tacit.gradients.nested import mapped, tensors
 from tacit.gradients.recording import Recording
 from tacit.gradients.tap import Tap
 from tacit.gradients.torch_internals import without_subclasses
@@ -25,7 +25,14 @@ def run_empty(
     if canonical(func) in ("view", "reshape"):
         args = _measured(args)
     with without_subclasses():
-        out = func(*mapped(args, _without_graph), **mapped(kwargs, _without_graph))
+        args, kwargs = mapped(args, _without_graph), mapped(kwargs, _without_graph)
+        try:
+            out = func(*args, **kwargs)
+        except RuntimeError as error:  # Fourier transforms of nothing, say
+            try:
+                out, trained = _from_shapes(func, args, kwargs), True
+            except RuntimeError:
+                raise error from None
 
     def joined(t: Tensor) -> Tensor:
         if trained and t.is_floating_point() and not t.requires_grad and torch.is_grad_enabled():
@@ -43,6 +50,25 @@ def _measured(args: tuple[Any, ...]) -> tuple[Any, ...]:
     rest = math.prod(size for size in new if size > 0)
     new[new.index(-1)] = math.prod(size for size in old if size > 0) // rest
     return (args[0], tuple(new))
+
+
+@torch.no_grad()
+def _from_shapes(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return nothing in the shapes that an operation gives one and two examples of zeros."""
+
+    def given(many: int) -> Any:
+        def rows(t: Tensor) -> Tensor:
+            return t if t.numel() else t.new_zeros([many if size == 0 else size for size in t.shape])
+
+        return func(*mapped(args, rows), **mapped(kwargs, rows))
+
+    one, two = given(1), given(2)
+    sizes = iter([t.shape for t in tensors(two)])
+
+    def without_rows(t: Tensor) -> Tensor:
+        return t.new_zeros([a if a == b else 0 for a, b in zip(t.shape, next(sizes))])
+
+    return mapped(one, without_rows)
 
 
 def _without_graph(t: Tensor) -> Tensor:

@@ -63,17 +63,17 @@ class Engine:
     hooks that change gradients of the batch, tensors of an earlier batch that gradients depend on. Where a module can
     run one example at a time instead, it does (`isolation`).
 
-    What no operation shows (the batch's size, places in it, scripted functions, `torch.Tensor(x)`) is found by running
-    seven examples in parts (`guard.run_in_parts`): of the first batch, and of a later one in which the model does
-    something else (other operations, or from other places in the code); `record` does not, `check` does.
+    Influence that no operation shows (the batch's size, places in it, scripted functions, `torch.Tensor(x)`) is found
+    by running seven examples in parts (`guard.run_in_parts`): of the first batch, and of a later one whose pass has
+    other operations, or calls them from other places in the code; `record` does not, `check` does.
 
     The engine cannot see:
 
     - a number or tensor that the user's loop takes from a batch (`loss.item()`) and puts back into a loss or the model;
     - labels that never enter the model, beyond the entry that stands beside each example;
     - memory changed without PyTorch (a NumPy array that shares it), or exchanged in a tensor that is not of the batch;
-    - what hooks on nodes of the graph (`grad_fn.register_hook`) do to gradients;
-    - what somebody's own operators (`torch.library`) and dispatch modes do beside their results;
+    - changes of gradients by hooks on nodes of the graph (`grad_fn.register_hook`);
+    - side effects of custom operators (`torch.library`) and of dispatch modes;
     - lengths of sequences that were padded before the model;
     - sizes that PyTorch's own code reads for the model (`torch.distributions`), or that a `try` finds out;
     - threads of the model's own.
@@ -127,7 +127,7 @@ class Engine:
         return tuple(self._recorder.plan)
 
     def trace(self, batch: Any, size: int) -> Any:
-        """A batch of `size` examples, so that what is done to it before the model is followed too.
+        """A batch of `size` examples, so that operations on it before the model are followed too.
 
         Tensors with one row for each example (inputs, labels) come back as tensors that know whose their entries are;
         all else as it was. Mixing examples (subtracting the batch's mean, mixup) is then refused like in the model.

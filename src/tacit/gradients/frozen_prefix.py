@@ -4,7 +4,7 @@ Features of frozen layers need no graph, so nothing between the input and the fe
 at once: a part of the records goes through all the layers before the next. Every part has the same number of rows (the
 last one is filled up with zeros), so how a record is rounded does not depend on how many there are.
 
-Only PyTorch's own layers that treat records one by one, and which nobody else watches by a hook.
+Only PyTorch's own layers that treat records one by one, and that have no hooks.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Prefix:
         return _own_forward, (self._container,)
 
     def remove(self) -> None:
-        """Give the container its own forward back, unless somebody has put another there."""
+        """Give the container its own forward back, unless it has another by now."""
         if vars(self._container).get("forward") is self:
             del vars(self._container)["forward"]
 

@@ -43,7 +43,7 @@ def divisions(value: Any) -> list[Divided]:
 
 
 class Inputs:
-    """Tags what enters the model. An example is `rows` consecutive entries along its dimension."""
+    """Tags the model's inputs. An example is `rows` consecutive entries along its dimension."""
 
     def __init__(
         self, model: nn.Module, recorder: Recording, batch_dim: BatchDim, rows: int, split: Split | None = None

@@ -7,7 +7,7 @@ A tensor that depends on the batch carries one of four tags:
 - `Total`: a linear reduction over examples (a loss, or a batch mean used for logging);
 - `Mixed`: entries that depend on several examples in any other way. No per-example gradient exists beyond this point.
 
-A tensor without a tag is *shared*: it is the same whoever is in the batch (parameters, constants, functions of them).
+A tensor without a tag is *shared*: it is the same for any batch (parameters, constants, functions of them).
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def by_example(x: Tensor, layout: Layout, batch: int) -> Tensor:
 
 @functools.cache
 def warn_of_lengths() -> None:
-    """Once, wherever lengths could differ: whether they do is a fact about the records, and nobody paid to log it."""
+    """Warn once where lengths could differ. Whether they do is private: no budget was spent to log it."""
     log.warning(
         "examples can have different numbers of positions here (packed sequences, masks): how all of them are rounded "
         "would depend on the longest in a batch, which the margin in S does not cover; pad to a fixed length to have "

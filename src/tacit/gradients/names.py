@@ -42,7 +42,7 @@ NUMBERS = (bool, int, float, complex)
 _TELLING = words("dense_dim sparse_dim can_cast itemsize")
 
 EXPORTS = words("dlpack __reduce_ex__ storage untyped_storage _typed_storage")
-"""Operations that hand a tensor's memory or values to somebody who does not know about examples."""
+"""Operations that hand a tensor's memory or values to code that does not know about examples."""
 
 SHOWN = words("__reduce_ex__ __deepcopy__ __repr__ __format__")
 """Operations that copy or show a tensor as a whole."""
@@ -71,7 +71,7 @@ def tells_no_number(name: str) -> bool:
 
 @cache
 def canonical(func: Callable[..., Any]) -> str:
-    """One name for `torch.add`, `Tensor.add_`, `x + y`, `y += x`; another for somebody's own operation of that name."""
+    """One name for `torch.add`, `Tensor.add_`, `x + y`, `y += x`; another for a custom operator of that name."""
     if isinstance(func, OPERATORS) and not str(func).startswith("aten."):
         return str(func)
     name: str = getattr(func, "__name__", str(func))

@@ -180,7 +180,7 @@ class Passes:
         self.stop_watching()
 
     def _make_plan(self, marked: Any) -> bool:
-        """Before the first batch with somebody in it, decide which modules run one example at a time."""
+        """Before the first batch that is not empty, decide which modules run one example at a time."""
         if not self._recorder.batch or self._recorder.sharded:
             return False
         self._planned = self._recorder.batch >= FEWEST  # with fewer the plan is made again: equal examples tell little

@@ -89,7 +89,7 @@ def spread(positions: int) -> float:
 
 
 def call_error(records: int, positions: int) -> float:
-    """Return what one call can be wrong by, in units of u·S: Lemma 2.
+    """Bound the error of one call, in units of u·S: Lemma 2.
 
     A term is a product of three numbers: two roundings. Each of n terms passes through at most n additions, in an
     order that may be another for every entry of the matrix. Not all terms of an entry through as many: the additions
@@ -125,7 +125,7 @@ def margin() -> float:
     from calls of one record, which round every record more often than those from other small calls, and those of large
     calls, in other parameters; so do three more additions of whole batches (records whose terms cancel,
     tables, several uses), the sum over a lot rounded to float32 in either data set, and roundings of weights, 8u.
-    `NORM_SHARE` is what norms may be too small by.
+    `NORM_SHARE` bounds by how much norms may be too small.
     """
     calls = math.hypot(4 * UNIT * call_error(CALLS[0], 1), *(SHARE for _ in CALLS[1:-1]))
     sizes = (1, *BLOCKS)
@@ -213,7 +213,7 @@ def adds_once(outputs: int, inputs: int, terms: int, dtype: torch.dtype, device:
 
     Found by trying, on a matrix of these dimensions: with 2^30 in the matrix and terms of a fraction of its last place,
     each addition to the matrix rounds another way, and only one addition, at the end, gives the rounded exact result.
-    What is found is taken to hold for all matrices of these dimensions. (A small one would show too little.)
+    The result is taken to hold for all matrices of these dimensions. (A small one would show too little.)
     """
     if max(outputs, inputs) < 32 or dtype != torch.float32:
         return False
@@ -266,7 +266,7 @@ def check_precision(device: torch.device) -> None:
 
 
 def unmixed(device: torch.device) -> AbstractContextManager[Any]:
-    """No `torch.autocast` within: somebody may take norms and sums, or call backward, where it is on.
+    """No `torch.autocast` within: norms and sums may be taken, or backward called, where it is on.
 
     It would round factors to bfloat16 before they are multiplied, of which no bound of an error here knows.
     """

@@ -81,7 +81,7 @@ class Problems:
         """The names of the modules where problems were found, first the first."""
 
     def add(self, reason: str) -> None:
-        """Note the first place where a reason was met: what follows from it in later layers says nothing new."""
+        """Note the first place where a reason was met: later layers only repeat it."""
         if reason not in self._reasons:
             self._reasons.add(reason)
             self._found.append(self._suspects.get(reason) or f"{self.where()}: {reason}{own_line()}")
@@ -112,12 +112,12 @@ class Problems:
         self._before = list(self._found)
 
     def fail(self) -> None:
-        """The call came to no end: what was found in it is of a batch that will not be used."""
+        """The call came to no end: its problems are of a batch that will not be used."""
         self._found = list(self._before)
         self._reasons = {reason for reason in self._reasons if any(reason in text for text in self._found)}
 
     def check(self) -> None:
-        """Raise what was found."""
+        """Raise the problems that were found."""
         if self._found:
             found = self._found
             self.forget()
@@ -149,7 +149,7 @@ class Problems:
         )
 
     def refuse_printing(self, name: str) -> None:
-        """While the model runs; not after it failed, when somebody looks at what there was."""
+        """Refuse text of the batch while the model runs; after it failed a debugger may show it."""
         if self.where() != _ELSEWHERE:
             self.refuse_reading(name)
 
@@ -192,7 +192,7 @@ class Problems:
 def own_line() -> str:
     """Return the line of the user's own code that is running, for the end of a message; nothing if there is none.
 
-    Only the file's name: where it lies is nobody's business in a log.
+    Only the file's name: a log needs no paths.
     """
     frame: FrameType | None = get_frame(1)
     while frame is not None:

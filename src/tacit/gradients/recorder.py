@@ -18,15 +18,7 @@ from tacit.gradients.layers.pointwise import lift, penalised, with_one_parameter
 from tacit.gradients.layers.registry import ALWAYS, FROZEN, OPERATIONS, Call, Operation
 from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total, same_everywhere
 from tacit.gradients.libraries import data_independent
-from tacit.gradients.names import (
-    EXPORTS,
-    NUMBERS,
-    PRINTS,
-    READS,
-    SHOWN,
-    tells_no_number,
-    writes,
-)
+from tacit.gradients.names import EXPORTS, NUMBERS, PRINTS, READS, SHOWN, tells_no_number, writes
 from tacit.gradients.nested import detached, tensors
 from tacit.gradients.problems import EARLIER, FAILED, TRANSFORMED, CannotCut
 from tacit.gradients.recording import Guard, Recording, Reduction
@@ -223,7 +215,11 @@ class Recorder(Capture):
     ) -> Any:
         name, totals = kind.name, 0
         bad: Tag | None = None
-        for _, tag in tagged:
+        for place, (t, tag) in enumerate(tagged):
+            if isinstance(tag, Only) and self.batch == 1 and type(t) is Traced and t.ndim > 1:
+                t._tag = tag = Layout(0, t.shape[0])  # of the only example, wherever its size of one was taken for it
+                t._form = None
+                tagged[place] = t, tag
             if not isinstance(tag, Layout):
                 bad, totals = bad or tag, totals + isinstance(tag, Total)
         if kind.writes and not kind.is_pointwise and name != "setitem":

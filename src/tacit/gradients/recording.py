@@ -20,7 +20,7 @@ Reduction = Literal["mean", "sum", "none"]
 Pairs = Iterable[tuple[Tensor, Contribution]]
 
 COMPARED = -1
-"""The epoch of examples that were only compared (`guard.run_in_parts`): what is computed from them is no constant."""
+"""The epoch of examples that were only compared (`guard.run_in_parts`): their tensors are no constants."""
 
 
 class Guard(Protocol):
@@ -61,7 +61,7 @@ class Recording(ABC):
         self.names = {id(p): name for name, p in self.parameters.items()}
         self.sharded_modules: list[Any] = []
         self.sharded = False
-        """True if parameters are whole only while their module runs: what is kept must do without their values."""
+        """True if parameters are whole only while their module runs: captured gradients may not use their values."""
         self.buffers = {id(b): name for name, b in model.named_buffers()}
         self._kept = list(model.buffers())  # one that is replaced must not leave its id to a tensor of the batch
         self.active = True
@@ -70,7 +70,7 @@ class Recording(ABC):
         self.trail: list[Any] = []
         """The functions that were called on tensors of the batch since the model's forward began, and from where.
 
-        The same operations in a branch that was not taken before may read what no operation shows.
+        The same operations in a branch that was not taken before may read values that no operation shows.
         """
         self.evaluating = False
         """True if it is running without gradients, and nothing is captured."""
@@ -109,11 +109,11 @@ class Recording(ABC):
         self.seen: set[tuple[int, int]] = set()
         """Memory and version of the batch's inputs, which are kept so that no other tensor gets their memory."""
         self.dropped = {COMPARED}
-        """Epochs of batches that were not used before the next came: what was computed from them is no constant."""
+        """Epochs of batches that were not used before the next came: their tensors are no constants."""
         self.aliases: list[Any] = []
         """For every call of an isolated module, each example's own aliases of its parameters (`isolation.isolate`)."""
         self.planned_for: Recording | None = None
-        """The recorder for which this one only made a plan: what is kept of that is no constant in its batches."""
+        """The recorder for which this one only made a plan: tensors kept from the plan are no constants."""
         self.plan: dict[str, Any] = {}
         """The modules that run one example at a time (see `isolation.plan`)."""
         self.isolating = False
@@ -156,7 +156,7 @@ class Recording(ABC):
         self.inputs += inputs
 
     def reset(self) -> None:
-        """Forget the batch and what was captured. Its tensors take part in nothing that follows (`guard`)."""
+        """Forget the batch and its gradients. Its tensors take part in nothing that follows (`guard`)."""
         self.epoch += 1
         self.batch, self.captures, self.dropped = None, 0, {COMPARED}
         self.parts, self.seeds, self.inputs, self.seen, self.strangers = {}, [], [], set(), False

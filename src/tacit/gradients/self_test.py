@@ -1,7 +1,7 @@
 """Prove once per process that PyTorch calls the engine's hooks: a model that mixes examples must be refused.
 
 The engine depends on where PyTorch dispatches operations and backward passes. If a version (or a patch of PyTorch by
-somebody else) no longer does so, models that mix examples would be accepted without an error.
+other code) no longer does so, models that mix examples would be accepted without an error.
 """
 
 from __future__ import annotations

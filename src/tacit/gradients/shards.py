@@ -43,7 +43,7 @@ def cut_up(modules: Sequence[Any]) -> None:
 def gather_again(model: nn.Module, modules: Sequence[Any]) -> None:
     """Gather anew, from the shards of its sharded ``modules``, what is whole now; all processes must do so together.
 
-    The shards are watched; what somebody wrote to a whole parameter would be used and then be gone with its memory.
+    The shards are watched; a write to a whole parameter would be used and then be lost with its memory.
     """
     for module in modules:
         before = list(model.parameters())
@@ -91,7 +91,7 @@ class Withheld:
         self._set(False)
 
     def remove(self) -> None:
-        self._set(True)  # as it is unless somebody says otherwise; FSDP does not tell
+        self._set(True)  # FSDP's default, which it does not show
 
     def _set(self, together: bool) -> None:
         for module in self._modules:

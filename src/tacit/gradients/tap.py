@@ -1,4 +1,4 @@
-"""The node behind a trainable operation at which its output's gradient arrives, and what arrives at a reduction."""
+"""Nodes behind trainable operations, which receive their outputs' gradients; and the scale of reductions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Tap(torch.autograd.Function):
 
 
 class Border(Tap):
-    """The node behind a module that ran one example at a time: what is before it is each example's own."""
+    """The node behind a module that ran one example at a time: the nodes before it are each example's own."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -65,7 +65,7 @@ class LinearTap(torch.autograd.Function):
     """A linear map and, unless it is frozen, the node behind it in one.
 
     The gradient of its input is new memory (`batch_invariant_matmul.linear_backward`), where that of PyTorch's own map
-    is a view of some for more than two dimensions: what arrives there from elsewhere can be added to it in place.
+    is a view of some for more than two dimensions: autograd can add other gradients to it in place.
     """
 
     @staticmethod
@@ -81,7 +81,8 @@ class LinearTap(torch.autograd.Function):
         features, weight, bias, turned = given
         if ctx.needs_input_grad[1]:
             ctx.weight, ctx.version, ctx.turned = weight, write_count(weight), turned
-        return batch_invariant_matmul.linear(features, weight, bias, turned=turned)
+        out = batch_invariant_matmul.linear(features, weight, bias, turned=turned)
+        return out.detach()  # where it is a view of a padded product, autograd would refuse to write to it
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:

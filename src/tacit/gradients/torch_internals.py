@@ -58,8 +58,16 @@ keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 foreach_add, foreach_div_ = torch._foreach_add, torch._foreach_div_
 """One kernel for many tensors; what PyTorch's own optimizers use."""
 
-function_base: Any = torch.autograd.Function.__mro__[1]
-"""Where `torch.autograd.Function.apply` looks for its C implementation: custom functions are followed from there."""
+_function: Any = torch.autograd.Function
+_own_apply = None if isinstance(vars(_function).get("apply"), classmethod) else vars(_function).get("apply")
+
+function_base: Any = _function.__mro__[1] if _own_apply is None else _function
+"""The class of which custom autograd functions take the C implementation of `apply`: they are followed from there."""
+
+
+def apply_of(function: Any) -> Any:
+    """Return PyTorch's own `apply` of a custom autograd function. (Since 2.15 that of `Function` is in C itself.)"""
+    return super(function_base, function).apply if _own_apply is None else _own_apply.__get__(None, function)
 
 
 def setup_of(function: Any) -> Any:

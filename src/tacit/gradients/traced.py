@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -82,7 +83,7 @@ def _find(args: Any) -> Recording | None:
         if type(arg) is Traced:
             recorder: Recording | None = getattr(arg, "_recorder", None)
             if recorder is not None and not recorder.active:
-                recorder = recorder.planned_for  # a tensor of the plan that somebody has kept
+                recorder = recorder.planned_for  # a tensor that was kept from the plan
             if recorder is not None and recorder.active:
                 return recorder
         elif isinstance(arg, (tuple, list)):
@@ -103,8 +104,11 @@ def mark(t: Tensor, recorder: Recording, tag: Tag) -> Tensor:
 
 
 def mark_like(t: Tensor, like: Traced, epoch: int | None = None) -> Tensor:
-    """Tag an alias or a copy, of the batch at hand or the one of ``epoch``."""
-    found = mark(t, like._recorder, like._tag)
+    """Tag an alias or a copy, of the batch at hand or the one of ``epoch``; without a graph it keeps none alive."""
+    tag: Any = like._tag
+    if getattr(tag, "own", None) is not None and not t.requires_grad:
+        tag = replace(tag, own=None)
+    found = mark(t, like._recorder, tag)
     found._epoch = like._recorder.epoch if epoch is None else epoch  # type: ignore[attr-defined]
     return found
 

@@ -34,7 +34,7 @@ def seal(text: str, before: str) -> tuple[bytes, str]:
 
 
 def counter_line(steps: int, lines: int, tail: str, origin: str) -> tuple[bytes, str]:
-    """The counter line that says so, and its hash."""
+    """Return the counter line for these numbers, and its hash."""
     return seal(f'{{"kind":"count","steps":{steps:15d},"lines":{lines:15d},"tail":"{tail}"', origin)
 
 
@@ -74,7 +74,7 @@ class Contents:
 
     @classmethod
     def new(cls, header: Header) -> tuple[bytes, Contents]:
-        """An empty journal: its first three lines, and what they say."""
+        """Return an empty journal: its first three lines, and their content."""
         line, origin = seal(_dump(to_json(header)), ZEROS)
         contents = cls(header=header, origin=origin, counters_at=len(line), tail=origin, size=0)
         contents.size = len(line) + 2 * WIDTH

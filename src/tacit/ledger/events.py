@@ -58,6 +58,7 @@ __all__ = [
 ]
 
 FORMAT = 1
+"""The format of the ledger that this version writes and reads."""
 
 
 class Adjacency(StrEnum):
@@ -134,6 +135,7 @@ class Selection:
 
 
 Query = GaussianSum | LaplaceSum | SparseVector | Selection | ThresholdedCounts
+"""Any query that a step can answer."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,7 @@ def _names(union: Any) -> str:
 
 
 def to_json(event: Header | Sampling | Query | Step) -> dict[str, Any]:
-    """A plain dictionary with a ``kind``, ready for ``json.dumps``; `from_json` is its inverse."""
+    """Return a plain dictionary with a ``kind``, ready for ``json.dumps``; `from_json` is the inverse."""
     if isinstance(event, Step):
         return {
             "kind": "step",
@@ -225,7 +227,7 @@ def to_json(event: Header | Sampling | Query | Step) -> dict[str, Any]:
 
 
 def from_json(data: Any) -> Any:
-    """The event that `to_json` wrote. Anything unknown, missing or out of range is a ValueError that names it."""
+    """Return the event that `to_json` wrote; a ValueError names anything unknown, missing or out of range."""
     if not isinstance(data, dict) or not isinstance(data.get("kind"), str):
         raise ValueError(f"not an event: {str(data)[:80]!r}.")
     kind, values = data["kind"], {key: value for key, value in data.items() if key != "kind"}

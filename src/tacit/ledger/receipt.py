@@ -31,7 +31,7 @@ class Receipt:
 
     @classmethod
     def _issue(cls, step: Step) -> Receipt:
-        """For the ledger alone, after the step is safely written."""
+        """Made by the ledger alone, after the step is safely written."""
         receipt = object.__new__(cls)
         receipt._step = step
         receipt._left = {query.group: query for query in step.queries}

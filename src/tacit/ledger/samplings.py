@@ -181,3 +181,4 @@ class CyclicPoisson:
 
 
 Sampling = Everyone | Poisson | TruncatedPoisson | OwnedPoisson | FixedSize | Shuffled | Allocated | CyclicPoisson
+"""Any sampling that a step can have."""

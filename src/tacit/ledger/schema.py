@@ -47,7 +47,7 @@ def ledger_schema() -> dict[str, Any]:
 
 
 def _line(event: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    """An event as a line of its own: with what seals it."""
+    """Return an event's schema as a line of its own, with the fields that seal it."""
     return event | {
         "properties": event["properties"] | more | {"hash": _HASH},
         "required": [*event["required"], *more, "hash"],

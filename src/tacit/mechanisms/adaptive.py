@@ -87,7 +87,7 @@ class AdaptiveClipping(Clipping):
         }
 
     def expect(self, lot_size: float) -> None:
-        """Go on with another expected lot size, for schedules: it divides the counts."""
+        """Continue with another expected lot size, for schedules: it divides the counts."""
         self._lot_size = lot_size
 
     def _count_noise(self, group: Group, step: float | None) -> float:

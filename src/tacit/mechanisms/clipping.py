@@ -19,10 +19,10 @@ ROOT = "gradients"
 
 
 class Strategy(Protocol):
-    """How each record's contribution is bounded."""
+    """A clipping strategy: the bound on each record's contribution."""
 
     def bind(self, shapes: Shapes, *, lot_size: float | None = None) -> Clipping:
-        """This strategy for parameters of the given names and shapes.
+        """Return this strategy bound to parameters of the given names and shapes.
 
         ``lot_size`` is the expected lot size, fixed and public; only `Adaptive` needs it.
         """
@@ -163,7 +163,7 @@ def _vector(shapes: Shapes, names: tuple[str, ...]) -> Vector:
 
 
 def _layers(shapes: Shapes) -> dict[str, Vector]:
-    """Group names and vectors of the layers: a layer is what comes before the last dot of a parameter's name."""
+    """Return group names and vectors of the layers; a parameter's name up to its last dot is its layer."""
     layers: dict[str, list[str]] = {}
     for name in shapes:
         layers.setdefault(name.rpartition(".")[0] or "(root)", []).append(name)
@@ -173,7 +173,7 @@ def _layers(shapes: Shapes) -> dict[str, Vector]:
 
 
 def _match(shapes: Shapes, patterns: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """The parameters of each pattern; every parameter must match exactly one, and every pattern something."""
+    """Return the parameters of each pattern; a parameter must match exactly one pattern, a pattern at least one."""
     matches = {name: [p for p in patterns if p == name or fnmatchcase(name, p)] for name in shapes}
     problems = [f"{name} matches {found or 'nothing'}" for name, found in matches.items() if len(found) != 1]
     problems += [f"{p!r} matches no parameter" for p in patterns if not any(p in found for found in matches.values())]

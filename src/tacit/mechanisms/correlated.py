@@ -25,12 +25,12 @@ import numpy as np
 import torch
 
 from tacit.block_keys import BlockKeys
+from tacit.keyed_noise import KeyedSource, Mixture, Past, Recursion
 from tacit.ledger.correlation import inverse_coefficients, lags, nodes_after
 from tacit.ledger.events import CyclicPoisson, GaussianSum, Query
 from tacit.mechanisms.allocation import Allocation, Sensitivity
 from tacit.mechanisms.noise import Noisy, add_mixture_
 from tacit.mechanisms.noise_ahead import PIECE
-from tacit.randomness import KeyedSource, Mixture, Past, Recursion
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Correlated:
 
     @property
     def noise_multiplier(self) -> float | None:
-        """That of a whole step, if the share has one: fresh noise over clip norm."""
+        """The noise multiplier of a whole step, if the share has one: fresh noise over clip norm."""
         return getattr(self.share, "noise_multiplier", None)
 
     def stds(self, groups: Sequence[Sensitivity]) -> tuple[float, ...]:
@@ -60,7 +60,7 @@ class Correlated:
 
 
 class CorrelatedNoise:
-    """Adds the noise of one step after another, block after block; ``keys`` gives the secrets of the block at hand."""
+    """Adds the noise of one step after another, block after block; ``keys`` returns the current block's secrets."""
 
     def __init__(self, keys: Callable[[], BlockKeys]) -> None:
         self._keys = keys
@@ -116,11 +116,11 @@ class _State(Protocol):
         """Add the noise of a step."""
 
     def skip(self, position: int) -> None:
-        """Pass over a step of which nothing is released."""
+        """Skip a step that releases nothing."""
 
 
 class _MovingAverage:
-    """Nothing but the keys: the fresh noise of all steps that have a coefficient is made again."""
+    """Keeps only the keys, and makes again the fresh noise of all steps that have a coefficient."""
 
     def __init__(self, keys: BlockKeys, sizes: tuple[int, ...], strategy: str, parameters: tuple[float, ...]) -> None:
         self.sizes, self._keys = sizes, keys
@@ -136,7 +136,7 @@ class _MovingAverage:
 
 
 class _Tree:
-    """Nothing but the keys: the nodes that the prefix sum has gained and lost since the last release."""
+    """Keeps only the keys, and makes the nodes that the prefix sum gained and lost since the last release."""
 
     def __init__(self, keys: BlockKeys, sizes: tuple[int, ...], strategy: str, parameters: tuple[float, ...]) -> None:
         self.sizes, self._keys = sizes, keys
@@ -153,7 +153,7 @@ class _Tree:
         pass
 
     def _node(self, first: int, level: int) -> KeyedSource:
-        """The noise of a node; nodes are numbered as they stand in the tree from left to right."""
+        """Return the noise of a node; the tree's nodes are numbered from left to right."""
         return self._keys.stream(2 * first + (1 << level) - 1, first + (1 << level) - 1)
 
 

@@ -30,7 +30,7 @@ from tacit.mechanisms.bernoulli import Uniform, exp_bounds
 from tacit.randomness import Integers, Source
 
 LARGEST = 2.0**44
-"""The most σ may be: sums of values and noise then stay far below the range of 64 bits."""
+"""The largest σ: sums of values and noise then stay far below the range of 64 bits."""
 
 _CHUNK = 1 << 15  # candidates at a time: large beside the cost of a NumPy call, small beside the cache
 _FINE = 16  # γ is known to 2^-16, from below
@@ -70,7 +70,7 @@ class _Shape:
         self.leading = np.int64((1 << 22) - (1 << max(22 - self.k, 0)))  # where u has fewer than 22 bits: those
 
     def candidates(self, size: int, source: Source) -> Integers:
-        """The accepted of ``size`` candidates, in order."""
+        """Return the accepted ones of ``size`` candidates, in order."""
         first = source.words(size)
         second = source.words(size).view(np.uint32)
         chosen, trial = second[:size], second[size:]
@@ -123,7 +123,7 @@ class _Shape:
         return _table().take(x, mode="clip")
 
     def _exactly(self, first: int, chosen: int, trial: int, source: Source) -> int | None:
-        """The magnitude of one candidate, given its random words, or None if it is not accepted."""
+        """Return the magnitude of one candidate, given its random words, or None if it is rejected."""
         uniform, v = Uniform(chosen, 32), 0
         while uniform.below_exp(Fraction(v + 1), source):
             v += 1
@@ -131,12 +131,12 @@ class _Shape:
         return y if Uniform(trial, 32).below_exp(self.gamma(y, v), source) else None
 
     def gamma(self, y: int, v: int) -> Fraction:
-        """A candidate of magnitude y, made with v, is accepted with probability exp(-gamma)."""
+        """Return γ: a candidate of magnitude y, made with v, is accepted with probability exp(-γ)."""
         return y * y / (2 * self.variance) - v + self.variance / (2 << 2 * self.k)
 
 
 def _geometric(words: npt.NDArray[np.uint32]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
-    """How many of exp(-1), exp(-2), ... are above words / 2^32 and the bits after it, and where 32 bits do not tell."""
+    """Return how many of exp(-1), exp(-2), ... exceed words / 2^32, and where 32 bits cannot decide."""
     floors = _floors()
     v = (words < floors[0]).view(np.uint8)
     for floor in floors[1:_MOST_V]:
@@ -146,7 +146,7 @@ def _geometric(words: npt.NDArray[np.uint32]) -> tuple[npt.NDArray[np.uint8], np
 
 @lru_cache(maxsize=1)
 def _floors() -> npt.NDArray[np.uint32]:
-    """floor(2^32 exp(-j)) for j = 1, 2, ..."""
+    """Return floor(2^32 exp(-j)) for j = 1, 2, ..."""
     return np.array([exp_bounds(Fraction(j), 128)[0] >> 96 for j in range(1, _MOST_V + 2)], dtype=np.uint32)
 
 

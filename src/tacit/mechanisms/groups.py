@@ -1,4 +1,4 @@
-"""Vector groups: which vectors are clipped together, at what norm, and what is charged for it.
+"""Vector groups: vectors that are clipped together, their norm and their charge.
 
 The words are those of McMahan, Andrew et al. 2019, section 2: a *vector* is one or more parameters whose joint norm the
 gradient engine reports; a *group* is one or more vectors released by one Gaussian sum query.
@@ -23,7 +23,7 @@ from tacit.randomness import Source
 Shapes = Mapping[str, torch.Size]
 
 MARGIN = {torch.float32: 2.0**-20, torch.float64: 2.0**-40}
-"""How far below the clip norm a vector is clipped, by the type of its norm: covers the rounding of norm and factor."""
+"""The margin below the clip norm, by the norm's dtype: it covers the rounding of norm and factor."""
 
 
 class Spendable(Protocol):
@@ -75,7 +75,7 @@ class Group:
 
 
 class Clipping:
-    """A strategy applied to the parameters of one model: what the gradient engine and the ledger need to know.
+    """A strategy applied to the parameters of one model, for the gradient engine and the ledger.
 
     Formal guarantee: for every record, and every group g, the contribution (w_j v_j / scale_j) over the vectors j of g
     has L2 norm at most S_g = `Group.clip_norm`, where w are the `weights`, whatever v is; a record with a norm that is
@@ -93,7 +93,7 @@ class Clipping:
         return self._groups
 
     def partition(self, shapes: Shapes) -> tuple[tuple[str, ...], ...]:
-        """The names of the parameters whose joint norm is wanted, in the order of the columns of `weights`."""
+        """The names of the parameters of each joint norm, in the order of the columns of `weights`."""
         vectors = tuple(vector.names for group in self.groups for vector in group.vectors)
         known = [name for names in vectors for name in names]
         if sorted(known) != sorted(shapes):
@@ -110,7 +110,7 @@ class Clipping:
         return scaled.new_zeros(len(norms), len(bound.groups)).index_add_(1, bound.owner, scaled.square_()).sqrt_()
 
     def weights(self, norms: torch.Tensor) -> torch.Tensor:
-        """By what to multiply each vector of each record: (batch, vectors) from the norms (batch, vectors)."""
+        """Return the factor of each vector of each record: (batch, vectors) from the norms (batch, vectors)."""
         bound = self._bound(norms)
         dtype = norms.dtype if norms.dtype == torch.float64 else torch.float32
         if not bound.simple:
@@ -248,7 +248,7 @@ class _Bounds:
 
 
 def _quotients(bound: _Bounds, norms: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, float]:
-    """Bound by norm, at most 1, and what no norm is larger than; NaN if one is."""
+    """Return bound / norm, at most 1, and an upper bound on all norms; NaN if a norm is NaN."""
     usual = norms.dtype == dtype == torch.float32 and norms.is_cpu and norms.is_contiguous()
     if kernels is None or not usual or norms.shape[1] != 1 or norms.requires_grad:
         return (bound.quotient(dtype) / norms).clamp_(max=1.0), float(norms.sum(dtype=dtype))

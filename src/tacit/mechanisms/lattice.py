@@ -57,7 +57,7 @@ class Discrete:
 
     @property
     def noise_multiplier(self) -> float | None:
-        """That of the whole step, if the share has one."""
+        """The noise multiplier of the whole step, if the share has one."""
         return getattr(self.share, "noise_multiplier", None)
 
     def stds(self, groups: Sequence[Sensitivity]) -> tuple[float, ...]:
@@ -68,7 +68,7 @@ class Discrete:
 
 
 def usual_lattice(sensitivity: float, dimension: int) -> float:
-    """The step chosen for a sum of this sensitivity: public, as both are.
+    """Return the lattice step for a sum of this sensitivity and dimension: public, because both are.
 
     >>> usual_lattice(1.0, 1), usual_lattice(1.0, 4)
     (6.103515625e-05, 3.0517578125e-05)

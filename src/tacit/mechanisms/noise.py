@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from tacit.keyed_noise import Mixture, Recursion
 from tacit.mechanisms.noise_ahead import PIECE as _PIECE
-from tacit.randomness import Drawn, Mixture, Recursion, Source
+from tacit.randomness import Drawn, Source
 
 _GRID_BITS = 14
 
 Noisy = Sequence[tuple[torch.Tensor, float]]
-"""Sums and the standard deviation (or scale) of the noise that each is to get."""
+"""Sums, and the standard deviation (or scale) of the noise of each."""
 
 
 def add_gaussian_(sums: Noisy, source: Source) -> None:
@@ -89,14 +90,14 @@ def _add_(sums: Noisy, draw_: Draw, source: Source, drawn: Drawn | None = None) 
 
 
 def _put_back(sums: Noisy, flats: Noisy) -> None:
-    """Copy what is flat into sums that are not contiguous."""
+    """Copy the flat values back into sums that are not contiguous."""
     for (total, _), (flat, _) in zip(sums, flats):
         if flat.data_ptr() != total.data_ptr():
             total.copy_(flat.view(total.shape))
 
 
 def _trays(flats: Noisy) -> Iterator[Noisy]:
-    """The sums in trays of at most `_PIECE` values: large ones cut up, small ones of one kind together."""
+    """Yield the sums in trays of at most `_PIECE` values: large ones cut up, small ones of one dtype together."""
     tray: list[tuple[torch.Tensor, float]] = []
     room = 0
     for flat, scale in flats:
@@ -149,7 +150,7 @@ def _fresh(tray: Noisy, draw_: Draw, share: float, dtype: torch.dtype) -> torch.
 
 
 def _scratch(dtype: torch.dtype) -> torch.Tensor:
-    """Memory of this thread for `_PIECE` values, kept: touching new pages costs more than the arithmetic."""
+    """Return this thread's memory for `_PIECE` values, reused because new pages cost more than the arithmetic."""
     if dtype not in _memory.kept:
         _memory.kept[dtype] = torch.empty(_PIECE, dtype=dtype, device="cpu")
     return _memory.kept[dtype]

@@ -12,7 +12,7 @@ from tacit._transfer import pins
 from tacit.randomness import Source
 
 PIECE = 1 << 18
-"""Values that are drawn and copied at a time."""
+"""The number of values drawn and copied at a time."""
 
 
 class NoiseAhead:
@@ -31,7 +31,7 @@ class NoiseAhead:
         self._copied = [torch.Event(device), torch.Event(device)]
         self._stream = torch.Stream(device)
         self._free = torch.Event(device)
-        """Reached when no kernel of an earlier step, or of an earlier owner of this memory, still uses it."""
+        """An event that follows the last kernel, of an earlier step or owner, that uses this memory."""
         self._free.record(torch.accelerator.current_stream(device))
 
     @staticmethod
@@ -70,6 +70,6 @@ class NoiseAhead:
         return self._values[start : start + count]
 
     def release(self) -> None:
-        """Say that no kernel that is queued later will use what was taken."""
+        """Mark the point in the queue after which no kernel uses the values taken."""
         self.discard()
         self._free.record(torch.accelerator.current_stream(self.device))

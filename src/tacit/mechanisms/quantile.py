@@ -43,7 +43,7 @@ class QuantileTracker:
         self._tally = 0.0
 
     def expect(self, lot_size: float, noise_std: float) -> None:
-        """Go on with another expected lot size and noise, where the steps differ in them."""
+        """Continue with another expected lot size and noise."""
         positive("expected lot size", lot_size)
         self._lot_size = lot_size
         self._query = replace(self._query, noise_std=noise_std)

@@ -1,4 +1,4 @@
-"""The sparse vector technique: which few of many values are large, and what they are (Shokri & Shmatikov 2015).
+"""The sparse vector technique: release the few large ones of many values (Shokri & Shmatikov 2015).
 
     query = SparseVectorQuery(group="upload", epsilon=10.0, releases=100, bound=0.001, threshold=0.0001)
     receipt = ledger.record(Step(Everyone(), (query.event(),)))
@@ -87,7 +87,7 @@ class SparseVectorQuery:
         )
 
     def release(self, receipt: Spendable, values: torch.Tensor, source: Source) -> Chosen:
-        """The chosen among ``values`` (of one dimension), with the noise that was recorded."""
+        """Return the chosen ones of ``values`` (one dimension), with the recorded noise."""
         if values.ndim != 1:
             raise ValueError(
                 f"values have {values.ndim} dimensions; flatten them, in an order that is always the same."
@@ -106,7 +106,7 @@ class SparseVectorQuery:
         return wanted.nan_to_num_(0.0, 0.0, 0.0).clamp_(-self.bound, self.bound)
 
     def _search(self, values: torch.Tensor, source: Source) -> Integers:
-        """The positions to be released, in the order in which they were found.
+        """Return the positions to release, in the order in which they were found.
 
         A threshold is drawn for every place, and the one in use is that of the place after the last release. Which
         place that is follows from noise before it, so its threshold is as fresh as one drawn then: those of the other
@@ -162,7 +162,7 @@ def _passing(noisy: Floats, reach: Floats) -> tuple[Integers, float | None]:
 
 
 def _following(noisy: Floats, reach: Floats) -> Integers:
-    """For each place the one after the first that passes from there on; itself where none of the nearest does."""
+    """Return for each place the place after the first that passes; the place itself if none of the nearest passes."""
     size = noisy.size
     waits = np.ones(size, dtype=np.uint8)
     waiting = np.ones(size, dtype=np.bool_)
@@ -176,7 +176,7 @@ def _following(noisy: Floats, reach: Floats) -> Integers:
 
 
 def _first(noisy: Floats, reach: Floats, start: int) -> int:
-    """The first place that passes from ``start`` on, where none of the nearest does, or one beyond the end."""
+    """Return the first place from ``start`` on that passes, if none of the nearest does, or one beyond the end."""
     place, length = start + _LOOKS, 256
     while place < noisy.size:
         passing = noisy[place : place + length] >= reach[start]

@@ -12,8 +12,7 @@ from itertools import pairwise
 from typing import Literal
 
 import numpy as np
-from scipy.optimize import minimize
-from scipy.signal import fftconvolve, lfilter
+import scipy  # its parts load when they are used: a run without correlated noise needs neither optimize nor signal
 
 from tacit.ledger.correlation import Fitted, Floats, coefficients, inverse_coefficients
 
@@ -32,9 +31,9 @@ def prefix_sum_error(fitted: Fitted, steps: int, objective: Objective = "mean") 
         counts = np.array([number.bit_count() for number in range(1, steps + 1)])
         return math.sqrt(counts.mean() if objective == "mean" else counts.max())
     if strategy == "buffered":
-        summed = lfilter(*_ratio(parameters), np.ones(steps))
+        summed = scipy.signal.lfilter(*_ratio(parameters), np.ones(steps))
     elif strategy == "banded":
-        summed = lfilter([1.0], parameters, np.ones(steps))
+        summed = scipy.signal.lfilter([1.0], parameters, np.ones(steps))
     else:
         summed = np.cumsum(inverse_coefficients(strategy, parameters, steps))
     return math.sqrt(float(np.sum(weights * summed**2)))
@@ -63,8 +62,8 @@ def fit_banded(bands: int, steps: int, objective: Objective) -> tuple[float, ...
     def value(free: Floats) -> tuple[float, Floats]:
         column = np.concatenate([[1.0], free])
         with np.errstate(over="ignore", invalid="ignore"):  # of a trial that grows without bound
-            summed = lfilter([1.0], column, np.ones(steps))
-            again = lfilter([1.0], column, summed)
+            summed = scipy.signal.lfilter([1.0], column, np.ones(steps))
+            again = scipy.signal.lfilter([1.0], column, summed)
         if not np.abs(again).max() < 1e100:
             return 1e6, np.zeros(len(free))
         error, norm = float(np.sum(weights * summed**2)), float(np.sum(column**2))
@@ -75,7 +74,9 @@ def fit_banded(bands: int, steps: int, objective: Objective) -> tuple[float, ...
     start = coefficients("square-root", (), bands)[1:]
     if not len(start):
         return (1.0,)
-    found = minimize(value, start, jac=True, method="L-BFGS-B", options={"maxiter": 500, "ftol": 1e-13}).x
+    found = scipy.optimize.minimize(
+        value, start, jac=True, method="L-BFGS-B", options={"maxiter": 500, "ftol": 1e-13}
+    ).x
     return (1.0, *_single(found))
 
 
@@ -107,7 +108,7 @@ def fit_inverse(
             total = _repeated(np.abs(column), groups)
             shift = float(np.linalg.norm(total))
             by_column = _repeated(total[::-1], groups)[::-1] / shift * np.sign(column)
-        squared = fftconvolve(column, column)[:steps]
+        squared = scipy.signal.fftconvolve(column, column)[:steps]
         error = float(np.sum(weights * summed**2))
         ahead = np.cumsum((weights * summed)[::-1])[::-1]
         slope = [2 * ahead[lag] / error - 2 * (by_column[lag:] @ squared[: steps - lag]) / shift for lag in lags]
@@ -120,7 +121,9 @@ def fit_inverse(
     ideal = np.cumsum(_reciprocal(ideal))
     ends = [*((lag + after) // 2 for lag, after in pairwise(lags)), min(lags[-1] * 3 // 2, steps - 1)]
     start = 0.9 * np.diff(ideal[[0, *ends]])
-    found = minimize(value, start, jac=True, method="L-BFGS-B", options={"maxiter": rounds_of_fit, "ftol": 1e-12})
+    found = scipy.optimize.minimize(
+        value, start, jac=True, method="L-BFGS-B", options={"maxiter": rounds_of_fit, "ftol": 1e-12}
+    )
     return _single(found.x if found.fun <= value(start)[0] else start)
 
 
@@ -129,8 +132,8 @@ def _reciprocal(series: Floats) -> Floats:
     found = np.ones(1)
     while len(found) < len(series):
         size = min(2 * len(found), len(series))
-        product = fftconvolve(found, series[:size])[:size]
-        found = 2 * np.pad(found, (0, size - len(found))) - fftconvolve(found, product)[:size]
+        product = scipy.signal.fftconvolve(found, series[:size])[:size]
+        found = 2 * np.pad(found, (0, size - len(found))) - scipy.signal.fftconvolve(found, product)[:size]
     return np.asarray(found)
 
 
@@ -145,7 +148,7 @@ def fit_buffered(buffers: int, steps: int, groups: int, objective: Objective) ->
 
     def value(free: Floats) -> float:
         given = parameters(free)
-        summed = lfilter(*_ratio(given), np.ones(steps))
+        summed = scipy.signal.lfilter(*_ratio(given), np.ones(steps))
         shift = np.linalg.norm(_repeated(coefficients("buffered", given, steps), groups))
         return math.log(float(np.sum(weights * summed**2))) + 2 * math.log(float(shift))
 
@@ -183,5 +186,5 @@ def _least(value: Callable[[Floats], float], start: Floats) -> Floats:
     if not len(start):
         return start
     options = {"maxiter": 400, "maxfun": 20_000, "ftol": 1e-10}
-    found = minimize(value, start, method="L-BFGS-B", jac="3-point", options=options)
+    found = scipy.optimize.minimize(value, start, method="L-BFGS-B", jac="3-point", options=options)
     return np.asarray(found.x if found.fun <= value(start) else start)

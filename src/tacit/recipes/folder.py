@@ -18,7 +18,7 @@ _FIXED = ("dataset", "recipe", "budget", "accountant", "seed")
 
 
 class Folder:
-    """``out`` and the files in it. run.json is there from the beginning, and says when the run is finished."""
+    """``out`` and the files in it. run.json exists from the beginning, and marks a finished run."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
@@ -77,7 +77,7 @@ class Folder:
         self._work.mkdir(exist_ok=True)
 
     def save(self, run: PrivateRun, average: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """A point to resume at. The average carries its step in its name: it is found only with the right weights."""
+        """Save a point to resume at; the step in the average's file name keeps it with the right weights."""
         write_json(self.facts, facts)
         write_tensors(self._average(run.step), average)
         run.save(self._point)
@@ -109,7 +109,7 @@ class Folder:
 
 
 def next_free(parent: Path, name: str) -> Path:
-    """``parent/name``, or the first of name-2, name-3, … that is not there yet."""
+    """Return ``parent/name``, or the first of name-2, name-3, … that does not exist."""
     taken = {entry.name for entry in parent.iterdir()} if parent.is_dir() else set()
     stem = re.sub(r"[^\w.-]+", "-", name)
     number = 1

@@ -11,7 +11,7 @@ from typing import Any
 
 @contextmanager
 def interrupts() -> Iterator[list[int]]:
-    """Ctrl-C asks (the list gets an entry) so that the step in hand is finished; a second one interrupts at once."""
+    """Let Ctrl-C append an entry to the list, so that the current step finishes; a second one interrupts at once."""
     asked: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield asked

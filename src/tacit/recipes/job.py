@@ -22,7 +22,7 @@ from tacit.recipes.schedule import Schedule, schedule
 from tacit.training import Metric, PrivateRun, make_private
 
 BATCH = 2048
-"""How many rows are worked on at once; changes nothing but speed and memory."""
+"""The number of rows processed at once; it changes only speed and memory."""
 
 
 class Job:
@@ -80,7 +80,7 @@ class Job:
         }
 
     def architecture(self) -> dict[str, Any]:
-        """model.json: how to build what model.safetensors fills."""
+        """Return model.json: how to build the network that model.safetensors fills."""
         return {
             "format": FORMAT,
             "front": described(self.recipe.front),

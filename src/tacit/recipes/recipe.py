@@ -1,4 +1,4 @@
-"""Recipes: everything that decides how a data set is trained on, as one frozen, readable value."""
+"""Recipes: all settings of a training as one frozen, readable value."""
 
 from __future__ import annotations
 

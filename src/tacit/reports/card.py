@@ -14,7 +14,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]#|~!]|^[-+=]|(?<=:)//)")
 
 
 def card(run: Run, facts: Findings) -> str:
-    """A section to paste into a model card."""
+    """Return a section to paste into a model card."""
     rows = [("Claim", statement.claim(facts.guarantee)), *statement.lines(run, facts)]
     tested = statement.score(run)
     if tested is not None:

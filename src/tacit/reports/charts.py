@@ -82,7 +82,7 @@ def _spending(facts: Findings) -> str:
 
 
 def _few(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Four of the points or so, the last among them, for a table."""
+    """Return about four of the points, the last among them, for a table."""
     return [*points[3:-1:3], points[-1]] if len(points) > 5 else list(points[1:])
 
 
@@ -113,7 +113,7 @@ def _attack(facts: Findings) -> str:
     bound = list(zip(rates, facts.attack_power(rates), strict=True))
     return svg.lines(
         name="attack",
-        title="What an attacker could at best do",
+        title="The best possible attack",
         description="No membership attack, whatever it knows, has a point above the line. On the diagonal it guesses.",
         series=[
             Series(label="bound on any attack", points=bound, style=0),
@@ -125,7 +125,7 @@ def _attack(facts: Findings) -> str:
 
 
 def _powers(facts: Findings) -> str:
-    """The same in numbers, with what they mean."""
+    """Return the same in numbers, with their meaning."""
     powers = zip(RATES, facts.attack_power(RATES), strict=True)
     rows = [(f"{100 * rate:g} %", percent(power), rounded_up(power / rate)) for rate, power in powers]
     words = (
@@ -282,12 +282,12 @@ def _norms(run: Run) -> str:
 
 
 def _end(lines: Iterable[Sequence[Point]]) -> float | None:
-    """The last place of any line; None, for the axis to choose, where that is not after the first."""
+    """Return the last x of any line; None, for the axis to choose, if it is not after the first."""
     last = max(at for points in lines for at, _ in points)
     return last if last > 0 else None
 
 
 def thin(points: Sequence[Point]) -> list[Point]:
-    """At most some hundreds of the points, evenly, the last among them."""
+    """Return at most a few hundred of the points, evenly spaced, the last among them."""
     every = math.ceil(len(points) / _MOST_POINTS)
     return [*points[:-1:every], points[-1]] if points else []

@@ -1,4 +1,4 @@
-"""The events of a ledger as rows for people: equal ones in a row are one, with the range of what changed."""
+"""The events of a ledger as rows for people: similar events in sequence are one row, with ranges."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOST = 120
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One kind of release: how often, from which sample, of what, with which bound and noise."""
+    """One kind of release: its count, sample, name, bound and noise."""
 
     steps: str
     count: int

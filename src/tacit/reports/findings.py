@@ -63,7 +63,7 @@ class Spending:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """Everything a report states that had to be computed."""
+    """The computed statements of a report."""
 
     delta: float
     guarantee: Guarantee | None
@@ -107,7 +107,7 @@ def find(run: Run, *, delta: float | None = None) -> Findings:
 
 
 def _claim(book: Ledger, delta: float) -> tuple[Guarantee | None, dict[str, str]]:
-    """By the tightest accountant that has a proof, and why the ones before it have none."""
+    """Account by the tightest accountant that has a proof; also return why tighter ones have none."""
     refusals: dict[str, str] = {}
     if not 0 < delta < 1:
         raise ValueError(f"delta is {delta!r}; it must be in (0, 1): give one with --delta.")
@@ -188,7 +188,7 @@ def _curve(found: Guarantee) -> tuple[tuple[float, Interval], ...]:
 
 
 def _records(book: Ledger, said: Said) -> int | None:
-    """The number of records, as the ledger has it where it has it."""
+    """Return the number of records, from the ledger if it has it."""
     counts = {getattr(step.sampling, "records", None) for step, _ in inside(book.entries)} - {None}
     if counts:
         return max(int(count) for count in counts if count is not None)

@@ -126,7 +126,7 @@ def _attacked(run: Run, facts: Findings) -> str:
 
 
 def _columns(run: Run) -> str:
-    """Return what each column of a table is, and where that is from; nothing for other runs."""
+    """Return the type of each column of a table, and the source of the type; nothing for other runs."""
     columns = run.said.object("columns")
     rows = [
         (clean(name), columns.text(name, "type") or "–", columns.text(name, "origin") or "–")
@@ -143,7 +143,7 @@ def _columns(run: Run) -> str:
             f"this user on this machine; spent in all: ε ≤ {rounded_up(epsilon)} (basic composition)."
         )
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    head = "".join(f'<th scope="col">{name}</th>' for name in ("column", "type", "where that is from"))
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("column", "type", "source of the type"))
     listed = f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
     return _section("The data", f"<p>{escape(words)}</p>{listed}")
 
@@ -173,17 +173,16 @@ def _compared(run: Run) -> str:
     tested, baseline = statement.score(run), run.said.number("result", "test_baseline")
     if tested is None or baseline is None:
         return ""
-    shown = f"{100 * baseline:.2f} %" if "accuracy" in tested.title else f"{baseline:.4g}"
-    words = (
-        f"{tested.title}: {tested.value}. A model that always says the same, the commonest class or the mean: {shown}."
-    )
-    result = run.said.object("result")
     accuracy = "accuracy" in tested.title
+    shown = f"{100 * baseline:.2f} %" if accuracy else f"{baseline:.4g}"
+    same = "the commonest class" if accuracy else "the mean"
+    words = f"{tested.title}: {tested.value}. A model that always predicts {same}: {shown}."
+    result = run.said.object("result")
     tables = _parts(result.object("test_by_class"), "class", "accuracy", "predicted right", accuracy=True)
     words_by = "predicted right" if accuracy else "mean absolute error"
     tables += _parts(result.object("test_by_group"), "group", "value", words_by, accuracy=accuracy)
-    note = "Noisy, and paid for." if tested.paid else "On a table that is taken to be public: exact."
-    return _section("How good it is", f"<p>{escape(words)} {note}</p>{tables}")
+    note = "Released with noise, and charged." if tested.paid else "Exact, on a table that is taken to be public."
+    return _section("Accuracy", f"<p>{escape(words)} {note}</p>{tables}")
 
 
 def _parts(parts: Said, word: str, key: str, title: str, *, accuracy: bool) -> str:

@@ -63,7 +63,7 @@ def lines(run: Run, facts: Findings) -> list[tuple[str, str]]:
         ("Accounting", _accounting(facts)),
     ]
     if found is not None:
-        pairs.append(("What that ε is worth", _strength(facts)))
+        pairs.append(("Meaning of this ε", _strength(facts)))
         if found.secure_randomness:
             pairs.append(("A family of four", _family(found)))
     pairs += [

@@ -39,7 +39,7 @@ class Axis:
 
 
 def lines(*, name: str, title: str, description: str, series: Sequence[Series], x: Axis, y: Axis) -> str:
-    """A ``<figure>`` with one line a series; ``name`` is a plain word, unique on the page."""
+    """Return a ``<figure>`` with one line for each series; ``name`` is a plain word, unique on the page."""
     across = _scale(x, [point[0] for one in series for point in one.points], _LEFT, WIDTH - _RIGHT)
     up = _scale(y, [point[1] for one in series for point in one.points], HEIGHT - _BOTTOM, _TOP)
     parts = [*_frame(across, up), f'<g clip-path="url(#{name}-clip)">']

@@ -39,7 +39,7 @@ class CyclicSampler:
             raise ValueError(f"groups is {groups}; it must be at most the number of records, {records}.")
         self._source, self._records, self._draws = source, records, 0
         self.position = 0
-        """The number of steps of this block that are over or at hand."""
+        """The number of steps of this block so far, with the current one."""
         self._members: list[Integers] = []
 
     @property

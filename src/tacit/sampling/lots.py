@@ -20,7 +20,7 @@ Collate = Callable[[list[Any]], Any]
 
 
 def batches(indices: Integers, batch_size: int, *, least: int = 1) -> Iterator[Integers]:
-    """``indices`` in pieces of at most ``batch_size``, and empty ones after them until there are ``least``.
+    """Yield ``indices`` in pieces of at most ``batch_size``, then empty pieces until there are ``least``.
 
     >>> [piece.tolist() for piece in batches(np.array([5, 8, 9]), 2)]
     [[5, 8], [9]]
@@ -186,7 +186,7 @@ def _cut(batch: Any) -> Any:
 
 
 def _pin(batch: Any) -> Any:
-    """``batch`` in memory from which a GPU can read while the host goes on."""
+    """Return ``batch`` in pinned memory, from which a GPU can read while the host continues."""
     if callable(getattr(batch, "pin_memory", None)):
         return batch.pin_memory()
     if isinstance(batch, MutableMapping):

@@ -127,7 +127,7 @@ class Private(BaseEstimator):  # type: ignore[misc]
         self.n_iter_ = 0
         single = outputs == 1 and not targets.is_floating_point()
         if self.model == "boosted" and single:
-            self.network_, self.settings_ = network("linear", rows.shape[1], 1, norm=1.0), chosen_for(rows, purse)
+            self.network_, self.settings_ = network("linear", rows.shape[1], 1, norm=1.0), chosen_for(rows, 1, purse)
             self.guarantee_ = purse.guarantee()
             return
         if self.model == "boosted":
@@ -156,7 +156,7 @@ class Private(BaseEstimator):  # type: ignore[misc]
     ) -> None:
         classes = 0 if targets.is_floating_point() else outputs
         bins, before = Bins(rows.shape[1], self.bounds, purse), len(purse.ledger)
-        self.settings_ = chosen_for(rows, purse)
+        self.settings_ = chosen_for(rows, classes, purse)
         self.network_, self.bins_ = fit_shapes(
             rows, targets, classes, noise=noise, bins=bins, purse=purse, weights=weights
         )

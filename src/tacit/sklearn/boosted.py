@@ -74,9 +74,9 @@ class Bins:
         return found
 
 
-def chosen_for(rows: Numbers, purse: Purse) -> BoostSettings:
+def chosen_for(rows: Numbers, classes: int, purse: Purse) -> BoostSettings:
     """Return the settings of the rule."""
-    return boost_settings(records=len(rows), columns=rows.shape[1], epsilon=purse.epsilon)
+    return boost_settings(records=len(rows), columns=rows.shape[1], epsilon=purse.epsilon, classes=classes)
 
 
 def fit_shapes(
@@ -90,7 +90,7 @@ def fit_shapes(
     weights: Numbers | None = None,
 ) -> tuple[Shapes, list[Numbers]]:
     """Return the boosted model and the edges of the features' bins; ``weights`` are from 0 to 1."""
-    chosen = chosen_for(rows, purse)
+    chosen = chosen_for(rows, classes, purse)
     edges = bins.release(rows, chosen.bins)
     columns = [
         Axis(name=str(place), size=len(inner) + 1, ordered=True, missing=False) for place, inner in enumerate(edges)

@@ -62,7 +62,7 @@ class Discovery:
         texts: bool = False,
         kept: Kept | None = None,
     ) -> None:
-        self._schema, self._knots, self._bins, self._texts = schema, knots, bins, texts
+        self._schema, self.knots, self._bins, self._texts = schema, knots, bins, texts
         self._kept = kept or Kept()
         self._declared = lacking_bins(schema) if bins else {}
         self._declared_knots: dict[str, tuple[float, ...]] = {}
@@ -159,7 +159,7 @@ class Discovery:
         numbers = {name: one for name in wanted if isinstance(one := self._schema.columns[name], Number)}
         for name, counts in look.release(pieces, edges, numbers, ledger=ledger, source=source).items():
             if name in self._declared:
-                points = quantile_knots(counts, edges[name], std=look.std, most=self._knots, rough=True)
+                points = quantile_knots(counts, edges[name], std=look.std, most=self.knots, rough=True)
                 self._declared_knots[name] = points
             else:
                 self._seen[name] = replace(self._seen[name], tree=counts, tree_std=look.std)
@@ -186,7 +186,7 @@ class Discovery:
                 self._wanted[name],
                 seen,
                 max(most, 2 if name == target else 1),
-                self._knots,
+                self.knots,
                 self._bins,
                 texts=self._texts,
                 records=self._records,

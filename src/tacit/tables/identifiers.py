@@ -12,8 +12,9 @@ _NAMES = re.compile(
     r"(row|record|line|serial)?(id|index)|(row|record|line|serial)(no|num|number)|rec(id|no)|rows?|rownames?|uuid|guid"
     r"|(unnamed\d*)?"
 )
+_DOUBTFUL = re.compile(r"[a-z]I[dD]$|[\s_.-](id|ID|Id)$")
 
-NAMED = "its name says that it numbers the records, so it is not used; declare it as a number or category to use it"
+NAMED = "its name says that it numbers the records, so it is not used; say --keep-ids, or declare it, to use it"
 SPREAD = (
     "its numbers are spread like those of the rows, from 1 to their number, so it is not used; declare it as a number "
     "to use it"
@@ -26,6 +27,11 @@ def names_records(name: str) -> bool:
     ``customer_id`` is not such a name: many records may share a customer, a shop or a school.
     """
     return _NAMES.fullmatch(re.sub(r"[\s_.:#-]", "", name.lower())) is not None
+
+
+def may_name_records(name: str) -> bool:
+    """Return whether a column's name ends like that of an identifier, as ``PassengerId`` and ``customer_id``."""
+    return not names_records(name) and _DOUBTFUL.search(name) is not None
 
 
 def numbers_records(noisy: Array, std: float, records: int) -> bool:

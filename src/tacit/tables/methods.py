@@ -56,6 +56,10 @@ class Method(Protocol):
         """
         ...
 
+    def settle(self, classes: int) -> None:
+        """Choose the settings for a target of which so many classes were found."""
+        ...
+
     def fits(self, schema: Schema) -> bool:
         """Return whether a model of this schema has few enough parameters."""
         ...
@@ -135,6 +139,9 @@ class ByDescent:
             chosen=self.settings,
         )
 
+    def settle(self, classes: int) -> None:
+        pass  # knots were chosen for two classes, and lots do not depend on them
+
     def fits(self, schema: Schema) -> bool:
         most = most_parameters(noise_multiplier=self.noise_multiplier, chosen=self.settings)
         return trained_size(TableModel.new(self.kind, self.encoded(schema))) <= most
@@ -195,9 +202,14 @@ class ByBoosting:
         if schema.texts:
             raise ValueError(f"boosting does not read text ({', '.join(schema.texts)}); use the model linear or mlp.")
         self.records, self._columns = records, len(schema.features)
-        self.settings: BoostSettings = boost_settings(records=records, columns=self._columns, epsilon=epsilon)
+        self.epsilon, self.noise_multiplier = epsilon, math.inf
+        self.settle(len(schema.classes))
+
+    def settle(self, classes: int) -> None:
+        self.settings: BoostSettings = boost_settings(
+            records=self.records, columns=self._columns, epsilon=self.epsilon, classes=classes
+        )
         self.knots = self.settings.bins
-        self.noise_multiplier = math.inf
 
     def plan(self, least: Schema, *, budget: Budget, ledger: Ledger, owed: Owed, kept: Kept) -> None:
         stage = stage_kept(kept)
@@ -230,6 +242,7 @@ class ByBoosting:
         fresh = TableModel.new("boosted", schema)
         if len(schema.classes) == 1:
             return fresh, 0
+        self.settle(len(schema.classes))
         before = len(ledger)
         shapes = boost(
             Cells.of(train, axes(schema)),

@@ -168,6 +168,7 @@ def run_table(
                     ledger=ledger,
                     split=split,
                     trials=trials,
+                    model=model,
                     numbers_are_classes=numbers_are_classes,
                 )
             else:

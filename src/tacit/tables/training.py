@@ -217,6 +217,8 @@ class Looks:
         _check_found(missed, schema, ledger, budget)
         if not numbers_are_classes:
             _check_not_a_number(discovery.classes, schema, ledger, budget)
+        self._method.settle(len(discovery.classes) or len(schema.classes))
+        discovery.knots = self._method.knots
         schema, undiscovered = discovery.release(self._rows, **asked, fits=self._method.fits)
         _check_found(undiscovered, schema, ledger, budget)
         missed = None if undiscovered is None else asdict(undiscovered)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tacit.gradients.guard.run_in_parts import are_equal, is_same, tolerance
+from tacit.gradients.guard.same_values import are_equal, is_same, tolerance
 
 
 @dataclass

@@ -56,11 +56,41 @@ def plan(
     """
     event = _sampling(sampling, lot_size, records)
     count = _steps(epochs, steps, records, lot_size)
-    header = Header(adjacency=Adjacency(adjacency))
 
     def base(z: float) -> Base:
         query = GaussianSum(group="gradients", clip_norm=1.0, noise_std=z * (1 - _SLACK))
         return ((Step(event, (query,)), count), *score)
+
+    z, promised = least_noise(
+        trials, base, epsilon=epsilon, delta=delta, also=also, adjacency=adjacency, accountant=accountant
+    )
+    return TunedPlan(
+        trials=trials, lot_size=lot_size, steps=count, noise_multiplier=z, base=base(z), guarantee=promised
+    )
+
+
+def least_noise(
+    trials: Trials,
+    base: Callable[[float], Base],
+    *,
+    epsilon: float,
+    delta: float,
+    also: Sequence[tuple[Step, int]] = (),
+    adjacency: str = "add/remove",
+    accountant: str = "pld",
+) -> tuple[float, Guarantee]:
+    """Return the least noise multiplier, to within 0.1 %, with which a selection fits the budget, and its guarantee.
+
+    ``base`` says what one run does at most with a noise multiplier.
+
+    >>> from tacit.tuning import TruncatedNegativeBinomial
+    >>> def one_sum(z: float) -> Base:
+    ...     return ((Step(Everyone(), (GaussianSum(group="sum", clip_norm=1.0, noise_std=z),)), 1),)
+    >>> z, promised = least_noise(TruncatedNegativeBinomial.of_mean(5), one_sum, epsilon=2.0, delta=1e-5)
+    >>> 2 < z < 4, promised.epsilon <= 2.0
+    (True, True)
+    """
+    header = Header(adjacency=Adjacency(adjacency))
 
     def promise(z: float, by: str) -> Guarantee:
         chosen = Step(Everyone(), (trials.event(base(z)),))
@@ -70,14 +100,7 @@ def plan(
     if accountant != "rdp":
         with limited(SEARCH):
             z = _less(lambda level: promise(level, accountant).epsilon, epsilon, z)
-    return TunedPlan(
-        trials=trials,
-        lot_size=lot_size,
-        steps=count,
-        noise_multiplier=z,
-        base=base(z),
-        guarantee=promise(z, accountant),
-    )
+    return z, promise(z, accountant)
 
 
 def _sampling(sampling: str, lot_size: int, records: int) -> Sampling:

@@ -72,6 +72,11 @@ CASES: list[tuple[str, str, bytes, grpc.StatusCode, Reason | None]] = [
     ("ann", "Pull", b"", grpc.StatusCode.INVALID_ARGUMENT, Reason.MALFORMED),
     ("ann", "Pull", codec.pack_fraction(0.0), grpc.StatusCode.OUT_OF_RANGE, Reason.RANGE),
     ("ann", "Pull", codec.pack_fraction(float("nan")), grpc.StatusCode.OUT_OF_RANGE, Reason.RANGE),
+    ("ann", "PullPart", codec.pack_fraction(1.0), grpc.StatusCode.INVALID_ARGUMENT, Reason.MALFORMED),
+    ("ann", "PullPart", codec.pack_range(0, 0), grpc.StatusCode.OUT_OF_RANGE, Reason.RANGE),
+    ("ann", "PullPart", codec.pack_range(1, SIZE), grpc.StatusCode.OUT_OF_RANGE, Reason.RANGE),
+    ("ann", "PullPart", codec.pack_range(2**64 - 1, 1), grpc.StatusCode.OUT_OF_RANGE, Reason.RANGE),
+    ("ann", "PullPart", codec.pack_range(0, codec.PART + 1), grpc.StatusCode.OUT_OF_RANGE, Reason.RANGE),
     ("ann", "Report", b"\xff\xfe", grpc.StatusCode.INVALID_ARGUMENT, Reason.MALFORMED),
     ("ann", "Report", b"a" * 3000, grpc.StatusCode.INVALID_ARGUMENT, Reason.TOO_MANY),
     ("ann", "Push", bytes(1 << 20), grpc.StatusCode.RESOURCE_EXHAUSTED, None),
@@ -80,9 +85,11 @@ CASES: list[tuple[str, str, bytes, grpc.StatusCode, Reason | None]] = [
     ("eve", "Agree", b"", grpc.StatusCode.PERMISSION_DENIED, Reason.UNKNOWN),
     ("eve", "Turn", b"", grpc.StatusCode.PERMISSION_DENIED, Reason.UNKNOWN),
     ("eve", "Pull", codec.pack_fraction(1.0), grpc.StatusCode.PERMISSION_DENIED, Reason.UNKNOWN),
+    ("eve", "PullPart", codec.pack_range(0, SIZE), grpc.StatusCode.PERMISSION_DENIED, Reason.UNKNOWN),
     ("eve", "Report", b"hello", grpc.StatusCode.PERMISSION_DENIED, Reason.UNKNOWN),
     ("carl", "Push", push(0, body(0, [1], [0.1])), grpc.StatusCode.PERMISSION_DENIED, Reason.REVOKED),
     ("carl", "Pull", codec.pack_fraction(1.0), grpc.StatusCode.PERMISSION_DENIED, Reason.REVOKED),
+    ("carl", "PullPart", codec.pack_range(0, SIZE), grpc.StatusCode.PERMISSION_DENIED, Reason.REVOKED),
 ]  # fmt: skip
 
 
@@ -187,11 +194,11 @@ def test_fuzzed_requests_over_the_network_change_nothing(
     [
         b"",
         b"TCTd" + bytes(5),
-        codec._pack(b"TCTd", 0, np.array([5, 4]), np.zeros(2, dtype=np.float32)),
-        codec._pack(b"TCTd", 0, np.array([5, SIZE]), np.zeros(2, dtype=np.float32)),
-        codec._pack(b"TCTd", 0, np.array([5]), np.full(1, np.nan, dtype=np.float32)),
-        codec._pack(b"TCTd", 0, None, np.zeros(SIZE - 1, dtype=np.float32)),
-        codec._pack(b"TCTu", 0, None, np.zeros(SIZE, dtype=np.float32)),
+        b"".join(codec._pieces(b"TCTd", 0, np.array([5, 4]), np.zeros(2, dtype=np.float32))),
+        b"".join(codec._pieces(b"TCTd", 0, np.array([5, SIZE]), np.zeros(2, dtype=np.float32))),
+        b"".join(codec._pieces(b"TCTd", 0, np.array([5]), np.full(1, np.nan, dtype=np.float32))),
+        b"".join(codec._pieces(b"TCTd", 0, None, np.zeros(SIZE - 1, dtype=np.float32))),
+        b"".join(codec._pieces(b"TCTu", 0, None, np.zeros(SIZE, dtype=np.float32))),
     ],
 )
 def test_a_hostile_server_is_refused_too(data: bytes) -> None:

@@ -67,10 +67,10 @@ def test_public_records_need_a_size_to_be_compared_with(tmp_path: Path, serve: S
     store = open_state(tmp_path / "a", TERMS, ["ann"], None)
     service = Service(store)
     assert service.agreement.shape == ()
-    with pytest.raises(ValueError, match="began without saying how large its images are"):
+    with pytest.raises(ValueError, match="began without the size of its images"):
         judge_of(service, pictures(28))
     service.close()
-    with pytest.raises(ValueError, match="began without saying how large its images are"):
+    with pytest.raises(ValueError, match="began without the size of its images"):
         open_state(tmp_path / "a", Terms(), [], pictures(28))
 
 

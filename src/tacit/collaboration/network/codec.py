@@ -19,8 +19,8 @@ OVERHEAD = 8192
 """Bytes that any message may have beyond its arrays; a certificate or a statement fits."""
 LONGEST_STATEMENT = 2000
 ROUND_BYTES = 16
-PART = 1 << 20
-"""Parameters that one answer has at most, 4 MiB: neither side then needs memory for the whole model once more."""
+PART = 1 << 19
+"""Parameters that one answer has at most, 2 MiB: neither side then needs memory for the whole model once more."""
 
 Piece = bytes | memoryview
 

@@ -142,15 +142,17 @@ class Link:
 
     def push(self, token: int, body: bytes) -> None:
         """Send an upload. A lease that expired meanwhile is taken again; the bytes stay the same."""
+        message = codec.pack_token(token) + body
+        del body  # of a large model; the caller need not have kept it either
         while True:
             try:
-                self.call("Push", codec.pack_token(token) + body)
+                self.call("Push", message)
                 return
             except Refused as refusal:
                 if refusal.reason is not Reason.LEASE:
                     raise
                 self._say(f"our turn at {self.address} is over; the upload goes out, as it is, in the next one.")
-                token = self.turn()
+                message = codec.pack_token(self.turn()) + codec.split_token(message)[1]
 
     def report(self, statement: str) -> None:
         self.call("Report", statement.encode()[: codec.LONGEST_STATEMENT])

@@ -158,9 +158,11 @@ class Outbox:
 
     def body(self, letter: Letter) -> bytes:
         """Return the bytes to send, or raise ValueError if the disk has changed them."""
-        body: bytes = self._db.execute(
-            "SELECT body FROM uploads WHERE sequence = ? AND part = ?", (letter.sequence, letter.part)
+        row = self._db.execute(
+            "SELECT rowid FROM uploads WHERE sequence = ? AND part = ?", (letter.sequence, letter.part)
         ).fetchone()[0]
+        with self._db.blobopen("uploads", "body", row, readonly=True) as blob:
+            body = blob.read()
         if hashlib.sha256(body).digest() != letter.digest:
             raise ValueError(
                 f"upload {letter.sequence} in {self.folder} is damaged and was not sent; put back a copy of the folder "

@@ -24,15 +24,7 @@ from tacit.gradients.factors.contribution import (
 )
 from tacit.gradients.factors.matrix_sums import MatrixSums
 from tacit.gradients.kernels.loops import MOST_ROWS, added_up, outer_squares, weighted_sum
-from tacit.gradients.precision import (
-    CALLS,
-    TOGETHER,
-    Call,
-    gather,
-    one_by_one,
-    per_call,
-    pieces,
-)
+from tacit.gradients.precision import CALLS, TOGETHER, Call, gather, one_by_one, per_call, pieces
 
 AT_ONCE = 1 << 17
 """Gradients that take so few bytes each are formed for all examples at once; not by how many examples there are."""
@@ -131,7 +123,7 @@ class Outer(Contribution):
 
     @property
     def bytes_each(self) -> int:
-        """Return what forming one example's gradient takes, its windows included."""
+        """Return the cost of forming one example's gradient, its windows included."""
         return 4 * (self.blocks * self.positions * (self.width_in + self.width_out) + self.size)
 
     def squares(self) -> Tensor:

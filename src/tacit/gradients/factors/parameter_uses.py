@@ -14,10 +14,7 @@ import torch
 from torch import Tensor
 
 from tacit.gradients.factors.complex_parts import RealParts
-from tacit.gradients.factors.contribution import (
-    Contribution,
-    Piecewise,
-)
+from tacit.gradients.factors.contribution import Contribution, Piecewise
 from tacit.gradients.factors.outer import Outer
 from tacit.gradients.factors.pulled_back import pulled_back
 from tacit.gradients.torch_internals import backward_hooks, base_of

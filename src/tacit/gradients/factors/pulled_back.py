@@ -76,7 +76,7 @@ def _looked_up(node: Any, contribution: Contribution, table: Tensor, by_index: b
 
 
 def _added(node: Any, grads: Tensor) -> Tensor | None:
-    """Return what a sum sends back to its one trainable term, of the sum's own shape."""
+    """Return the gradient of a sum's one trainable term, of the sum's own shape."""
     first = node.next_functions[0][0] is not None
     return grads if first or saved(node, "alpha") == 1 else None
 
@@ -100,7 +100,7 @@ def _viewed(node: Any, grads: Tensor) -> Tensor | None:
 
 
 def _chosen(node: Any, grads: Tensor) -> Tensor:
-    """Return what `torch.where` sends back to its one trainable choice, of the output's own shape."""
+    """Return the gradient of the one trainable choice of `torch.where`, of the output's own shape."""
     condition = saved(node, "condition")
     return grads.masked_fill(~condition if node.next_functions[0][0] is not None else condition, 0)
 

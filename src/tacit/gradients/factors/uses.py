@@ -27,7 +27,7 @@ from tacit.gradients.precision import UNIT, check_positions, own_rounding, per_c
 
 
 class Uses:
-    """All uses of one parameter: what each example contributes to it, measured and summed over the uses together."""
+    """All uses of one parameter: each example's contributions, measured and summed over the uses together."""
 
     def __init__(self, parts: list[Part], shape: torch.Size) -> None:
         self.parts, self.shape = parts if len(parts) == 1 else _merge(parts), shape

@@ -19,13 +19,7 @@ from tacit.gradients.problems import EARLIER
 from tacit.gradients.recording import Recording
 from tacit.gradients.shards import gather_again, made_by_fsdp
 from tacit.gradients.tap import OWN, unscaled
-from tacit.gradients.torch_internals import (
-    backward_hooks,
-    base_of,
-    with_overrides,
-    without_subclasses,
-    write_count,
-)
+from tacit.gradients.torch_internals import backward_hooks, base_of, with_overrides, without_subclasses, write_count
 from tacit.gradients.traced import Traced, mark, opened, plain
 
 
@@ -128,7 +122,7 @@ def custom_node(roots: Iterable[Any], before: Container[Any] = ()) -> Any:
 
 
 def _refuse_custom(roots: list[Any]) -> None:
-    """A custom function's forward is followed like any code, but nobody sees what its backward does with gradients."""
+    """A custom function's forward is followed like any code; its backward is not."""
     node = custom_node(roots)
     if node is None:
         return

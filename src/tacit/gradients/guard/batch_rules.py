@@ -49,7 +49,7 @@ def propagate(call: Call) -> Any:
     found = _propagate(call)
     if isinstance(found, (Total, Mixed)):
         own = own_share(call)
-        found = found if own is found.own else replace(found, own=own)  # tags are told apart by identity
+        found = found if own is found.own else replace(found, own=own)  # tags are distinguished by identity
     for _, tag in call.tagged:
         if tag.by_data:
             found = _ordered(call, found)

@@ -14,7 +14,7 @@ from tacit.gradients.recording import Recording
 log = logging.getLogger(__name__)
 
 FEWEST = 4
-"""Examples of a batch that is compared with its halves: an example alone may have a shape that nobody meant."""
+"""Examples of a batch that is compared with its halves: an example alone may have an unexpected shape."""
 
 
 MOST = 16

@@ -28,7 +28,7 @@ _TAKES_LISTS = torch.functional.einsum
 
 
 class Unseen(TorchFunctionMode):
-    """Sees every call of PyTorch's functions between `put` and `remove`, and refuses those that nobody follows."""
+    """Sees every call of PyTorch's functions between `put` and `remove`, and refuses those that are not followed."""
 
     def __init__(self, recorder: Recording) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Unseen(TorchFunctionMode):
         self.__enter__()  # type: ignore[no-untyped-call]
 
     def remove(self) -> None:
-        """It is over. Other modes may lie above this one: somebody may have been interrupted in a `with` block."""
+        """It is over. Other modes may lie above this one: Ctrl-C may have ended a `with` block."""
         modes = function_modes() if self._is_put else []  # type: ignore[no-untyped-call]
         if self in modes:
             above = modes[modes.index(self) + 1 :]

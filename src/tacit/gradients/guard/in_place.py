@@ -69,7 +69,7 @@ def settle(
 def _place_in_base(view: Tensor, base: Tensor | None, new: Any) -> Layout | None:
     """Return where the examples are in a constant, if a view that has all of that dimension was written to.
 
-    The rest of the constant is the same whoever is in the batch, so that it may be counted to any example.
+    The rest of the constant is the same for any batch, so that it may be counted to any example.
     """
     if type(base) is not Tensor or not isinstance(new, Layout) or new.dim >= view.ndim:
         return None

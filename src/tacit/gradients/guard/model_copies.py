@@ -6,6 +6,7 @@ import copy
 import functools
 import random
 import types
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,10 @@ HIDDEN_DROPOUT = (nn.RNNBase, nn.MultiheadAttention)
 """Modules that hand their dropout to code that shows no dropout."""
 
 
+_CONTAINERS = (dict, OrderedDict, set)
+
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
-"""Hooks that somebody listens with; what computes a weight (`weight_norm`) is an object."""
+"""Kinds of hooks that only listen; a hook that computes a weight (`weight_norm`) is an object."""
 
 
 def copied(model: nn.Module, copies: dict[int, Any] | None = None) -> nn.Module:
@@ -39,7 +42,11 @@ def copied(model: nn.Module, copies: dict[int, Any] | None = None) -> nn.Module:
             owner = getattr(hook, "__self__", None)  # of a method, which would be copied with it
             if not isinstance(owner, nn.Module):
                 shared[id(owner)] = owner
-        for value in tensors(list(vars(module).values())):
+        values = list(vars(module).values())
+        for value in values:
+            if type(value) in _CONTAINERS and not value:  # most of a module's; `deepcopy` takes long over each
+                shared[id(value)] = type(value)()
+        for value in tensors(values):
             if value.grad_fn is not None:  # a weight that a hook computes anew, or what it kept of the batch before
                 shared[id(value)] = value
     twin = copy.deepcopy(model, shared)
@@ -49,7 +56,7 @@ def copied(model: nn.Module, copies: dict[int, Any] | None = None) -> nn.Module:
 
 
 def silenced(twin: nn.Module) -> nn.Module:
-    """A copy to which nobody else listens, without dropout."""
+    """Take dropout and other code's hooks out of a copy."""
     if any(global_forward_hooks):
         raise NotCompared("a hook for all modules is set")
     own = {id(module) for module in twin.modules()}
@@ -63,9 +70,9 @@ def silenced(twin: nn.Module) -> nn.Module:
 
 
 def _is_anothers(hook: Any, own: set[int]) -> bool:
-    """Return whether somebody else listens with a hook: not the model, with a method of its own.
+    """Return whether a hook belongs to other code: not a method of the model's own modules.
 
-    Nor `transformers`, whose models collect their hidden states with hooks that they set only once.
+    `transformers` collects hidden states with hooks that it sets only once: these stay.
     """
     if getattr(hook, "__module__", "") == "transformers.utils.output_capturing":
         return False

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from tacit.gradients.guard.model_copies import WRITES, NotCompared, advance, copied, silenced, storage_places
+from tacit.gradients.guard.same_values import are_equal, is_same
 from tacit.gradients.guard.standing_still import Still, seeded
 from tacit.gradients.isolation.divided import Divided
 from tacit.gradients.isolation.isolate import Installed
-from tacit.gradients.layout import Layout, Total, select_examples
+from tacit.gradients.layout import Layout, Total, by_example, select_examples
 from tacit.gradients.libraries import data_independent
 from tacit.gradients.nested import rebuilt, tensors
 from tacit.gradients.problems import Problems
@@ -30,15 +31,6 @@ from tacit.gradients.traced import Traced, mark, plain
 
 MOST = 7
 """Examples that are compared: the first of the batch. One half is then even in number and the other odd."""
-
-_TOLERANCE = {torch.float64: (1e-8, 1e-9), torch.float32: (1e-3, 1e-4)}
-"""The relative difference of an entry, and of the largest one, that kernels for other numbers of rows may cause."""
-
-
-def tolerance(dtype: torch.dtype) -> tuple[float, float]:
-    """How far results of ``dtype`` may be apart that were computed beside other rows: relative, and of the largest."""
-    return _TOLERANCE.get(dtype, (3e-2, 3e-2))
-
 
 INFLUENCE = (
     "the model's output for an example changes with the other examples in the batch: somewhere they influence each "
@@ -63,12 +55,11 @@ class Part:
 def is_influenced(recorder: Recording, args: Any, kwargs: Any) -> bool:
     """Return whether examples influence each other in a model that is given these arguments, which are followed.
 
-    The first examples, `MOST` at the most, are run together and, in other orders, in two halves, twice: everybody's
-    outputs must be the same, and sums and means over examples must add up, all up to a thousandth. Each run has a copy
-    of the model, which shares its parameters; hooks that are functions, or other objects' methods, are left out of it.
-    Dropout and noise stand still. Raises `NotCompared` for a model that is random otherwise, writes to its parameters
-    (before it does), cannot be copied, or has no output to compare, and for inputs in an irregular order; and
-    `FailedOnPart` for a model that fails on a part and not on the whole batch.
+    The first examples, at most `MOST`, run together and, in other orders, in two halves, twice: each one's outputs must
+    be the same, and sums and means over examples must add up, up to a thousandth. Each run has a copy of the model that
+    shares its parameters and has no hooks of other code; dropout and noise stand still. Raises `NotCompared` for one
+    that is random otherwise, writes to its parameters (before it does), cannot be copied, or has no output to compare,
+    and for inputs in an irregular order; `FailedOnPart` for one that fails on a part and not on the whole batch.
     """
     given = [t._tag for t in tensors((args, kwargs)) if type(t) is Traced and isinstance(t._tag, Layout)]
     if not given or any(tag.owner is not None for tag in given):
@@ -123,11 +114,10 @@ def _run(recorder: Recording, examples: Sequence[int], seed: int, cut: Callable[
             raise
         raise NotCompared(f"copying it raised {type(error).__name__}") from error
     try:
-        isolated = Installed(recorder, model, recorder.plan)
+        isolated, places = Installed(recorder, model, recorder.plan), storage_places(model)
         with _followed(recorder, len(examples)), seeded(seed), data_independent.paths(), Still(model), isolated:
             args, kwargs = cut(batch, copies)
             advance(copies, seed)
-            places = storage_places(model)
             found = list(outputs_of(model(*args, **kwargs)))
             recorder.problems.check()  # the batch itself will say so; parts of it need not fit what mixes examples
             penalties = recorder.penalties
@@ -216,7 +206,7 @@ def outputs_of(value: Any, depth: int = 0) -> Iterator[Tensor]:
 def _agree(whole: Part, splits: Sequence[Sequence[Part]], recorder: Recording | None = None) -> bool:
     """Return whether the parts of the examples have the outputs that they have in the whole.
 
-    The recorder is told which outputs are a mean or a sum over examples of losses that keep their scale, whatever
+    The recorder learns which outputs are a mean or a sum over examples of losses that keep their scale, whatever
     their number.
     """
     parts = [part for split in splits for part in split]
@@ -247,7 +237,14 @@ def _rows_agree(whole: Part, part: Part, i: int) -> bool:
         t, at = of.outputs[i], of.examples.index(example)
         return select_examples(plain(t).detach(), t._tag, len(of.examples), at, at + 1)  # type: ignore[attr-defined]
 
-    return all(is_same(own(whole, example), own(part, example)) for example in part.examples)
+    tags: list[Any] = [of.outputs[i]._tag for of in (whole, part)]  # type: ignore[attr-defined]
+    if any(tag.owner is not None for tag in tags):
+        return all(is_same(own(whole, example), own(part, example)) for example in part.examples)
+    rows, others = (
+        by_example(plain(of.outputs[i]).detach(), tag, len(of.examples)) for of, tag in zip((whole, part), tags)
+    )
+    chosen = rows[[whole.examples.index(example) for example in part.examples]]
+    return chosen.shape == others.shape and is_same(chosen.flatten(1), others.flatten(1), by_row=True)
 
 
 def _total(whole: Part, splits: Sequence[Sequence[Part]], i: int) -> str | None:
@@ -267,29 +264,3 @@ def _total(whole: Part, splits: Sequence[Sequence[Part]], i: int) -> str | None:
         return "sum"
     constant = len(sums) > 1 and all(is_same(sums[0].to(total.dtype), other.to(total.dtype)) for other in sums[1:])
     return "constant" if constant else None
-
-
-def are_equal(penalties: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """Return whether penalties on the parameters have the same values, to the bit: nothing else went into them.
-
-    A looser comparison would let pass a small penalty that is divided by the number of examples, and may grow.
-    """
-    if len(penalties) != len(others):
-        return False
-    return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(penalties, others, strict=True))
-
-
-def is_same(a: Tensor, b: Tensor, *, coarsest: torch.dtype | None = None) -> bool:
-    """Return True if two tensors agree up to rounding in their type, or in ``coarsest``."""
-    if a.shape != b.shape:
-        return False
-    if not (a.is_floating_point() or a.is_complex()):
-        return torch.equal(a, b)
-    relative, absolute = tolerance(coarsest or a.dtype)
-    if torch.is_autocast_enabled(a.device.type):
-        relative, absolute = tolerance(torch.bfloat16)
-    wide = torch.complex128 if a.is_complex() else torch.float64
-    a, b = (t.cpu() if t.device.type == "mps" else t for t in (a, b))  # where there is no float64
-    a, b = a.to(wide), b.to(wide)
-    largest = float(a.abs().nan_to_num(0, 0, 0).max()) if a.numel() else 0.0
-    return torch.allclose(a, b, rtol=relative, atol=absolute * largest, equal_nan=True)

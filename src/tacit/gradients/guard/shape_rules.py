@@ -10,17 +10,7 @@ from torch import Tensor
 from tacit.gradients.guard.assignment import written
 from tacit.gradients.guard.indexing import indexed
 from tacit.gradients.guard.picked_examples import picked, whole
-from tacit.gradients.layers.registry import (
-    ELSEWHERE,
-    Call,
-    aligned,
-    mixes,
-    pairs,
-    removed,
-    rule,
-    rule_of_one,
-    unknown,
-)
+from tacit.gradients.layers.registry import ELSEWHERE, Call, aligned, mixes, pairs, removed, rule, rule_of_one, unknown
 from tacit.gradients.layout import Layout, Only, Tag, Total, owners, reshaped
 from tacit.gradients.nested import tensors
 
@@ -30,6 +20,8 @@ def _reshape(call: Call) -> Tag:
     x, layout = call.first()
     if call.out.ndim == 0:
         return Total("sum")  # one example with one entry: the loss of a batch of one
+    if call.name == "unsqueeze":
+        return layout.at(layout.dim + (call.dim(1, call.out.ndim) <= layout.dim))
     found = reshaped(layout, call.batch, x.shape, call.out.shape)
     return found or mixes(call, f"merges the examples, which are in dimension {layout.dim}, with other dimensions")
 

@@ -42,10 +42,9 @@ class Still(TorchFunctionMode):
         self._memory = {p.untyped_storage().data_ptr() for p in owned if p.numel()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if not self.active:
+        kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
+        if not self.active or name == "__get__":
             return func(*args, **kwargs)
-        name = getattr(func, "__name__", "")
         if "dropout" in name and args and isinstance(args[0], Tensor):
             return args[0]
         if name == "scaled_dot_product_attention":
@@ -66,6 +65,8 @@ class Still(TorchFunctionMode):
         """Asked before it is done: the parameters are the model's own."""
         assigned = name == "__set__" and func.__self__.__name__ == "data" and not _are_the_same(args[0], args[1])
         changed = assigned or (writes(func) and name != "requires_grad_")
+        if not changed and "out" not in kwargs:
+            return False
         written = tensors((args[:1] if changed else (), kwargs.get("out")))
         with without_subclasses():
             return any(_address(t) in self._memory for t in written if type(t) is not Traced)

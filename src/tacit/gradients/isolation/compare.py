@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.gradients.guard.model_copies import copied, silenced
-from tacit.gradients.guard.run_in_parts import is_same
+from tacit.gradients.guard.same_values import is_same
 from tacit.gradients.isolation.cutting import Join, agreed, cut
 from tacit.gradients.isolation.divided import Divided
 from tacit.gradients.isolation.isolate import Arguments, Isolated

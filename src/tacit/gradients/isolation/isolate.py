@@ -152,7 +152,7 @@ class Isolated:
 
 
 def gather_gradients(recorder: Recording) -> None:
-    """Hand over what arrived at the examples' own aliases as contributions to the parameters, and clear it."""
+    """Move gradients from the examples' own aliases to the contributions to the parameters."""
     for call in recorder.aliases:
         if isinstance(call, Walk) and call.used:
             for name in set(call.names()) - call.handed_over:  # a second pass adds to what arrived

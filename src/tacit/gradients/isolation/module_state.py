@@ -1,7 +1,7 @@
 """Give every example of an isolated module the same state to begin with.
 
-A module may keep more than parameters: buffers, lists, counters, caches. What one example leaves there would reach the
-next one, and examples of later batches.
+A module may keep more than parameters: buffers, lists, counters, caches. A value that one example leaves there would
+reach the next one, and examples of later batches.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class State:
         own.update(attributes)
 
     def _gather(self) -> None:
-        """Note what the example that has just ended left in the buffers."""
+        """Note the values that the example that has just ended left in the buffers."""
         if not self._examples:
             return
         left = []

@@ -71,7 +71,7 @@ _REMEDY = (
 def make_plan(recorder: Recorder, args: Any, kwargs: Any, isolate: Sequence[str] = ()) -> Plan:
     """Return the modules to be isolated, `isolate` among them; nothing where no plan was found.
 
-    Without a plan the batch is followed as a whole, and what stands in the way is refused there.
+    Without a plan the batch is followed as a whole, and the obstacle is refused there.
     """
     names, reasons = list(isolate), dict[str, str]()
     final = set(isolate)
@@ -191,7 +191,7 @@ def attempt(
 
 
 def _in_short(error: Exception) -> str:
-    """Say what was found; of an error that is not the engine's, its kind alone: its text may tell of records."""
+    """Describe an obstacle; of an error that is not the engine's, its kind alone: its text may tell of records."""
     if isinstance(error, (Refused, ValuesRead)):
         return error.short
     return (
@@ -279,7 +279,7 @@ class _CustomFunctions:
         def look(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if self._recorder.isolating:
                 return
-            self._unseen.looks_away = True  # what the engine looks at is nobody's reading
+            self._unseen.looks_away = True  # the engine's own reading is none of the model's
             with without_subclasses():
                 before = {t.grad_fn for t in outputs_of((args, kwargs))}
                 followed = [t for t in outputs_of(output) if type(t) is Traced]  # others are of parameters alone

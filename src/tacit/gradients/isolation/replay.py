@@ -27,7 +27,7 @@ _RANDOM = (
 
 
 class Walk:
-    """One call of an isolated module: what it returned, what arrived there, and every example's aliases."""
+    """One call of an isolated module: its outputs, their gradients, and every example's aliases."""
 
     def __init__(self, aliases: Sequence[dict[str, Tensor]]) -> None:
         self.aliases = aliases

@@ -30,7 +30,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, turned: bool = Fal
     """`F.linear`: compiled, or with zeros where they are needed. A ``turned`` weight has its inputs first."""
     outputs, inputs = weight.shape[::-1] if turned else weight.shape
     if x.shape[-1:] != (inputs,):
-        return F.linear(x, weight.t() if turned else weight, bias)  # what is wrong is for PyTorch to say
+        return F.linear(x, weight.t() if turned else weight, bias)  # PyTorch raises the error
     ours = _compiled(x, weight, bias)
     if ours is not None:
         added = _NOTHING if bias is None else bias.contiguous()
@@ -73,7 +73,7 @@ def is_linear(x: Tensor, weight: Any, bias: Any) -> bool:
 
 
 def _compiled(x: Tensor, weight: Tensor, bias: Tensor | None) -> Kernels | None:
-    """The kernels, where they can read these tensors and nobody else has a say: the same for any number of rows."""
+    """Return the kernels if they can read these tensors, and no mode or subclass replaces operations."""
     if kernels is None or not kernels.wide or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return None
     return kernels if x.numel() and weight.numel() and _are_plain(x, weight, bias) else None

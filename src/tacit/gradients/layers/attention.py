@@ -8,15 +8,7 @@ from torch import Tensor
 
 from tacit.gradients.layers.generic import fallback
 from tacit.gradients.layers.pointwise import personal
-from tacit.gradients.layers.registry import (
-    Call,
-    aligned,
-    bound,
-    layout_of,
-    operation,
-    rule,
-    trainable,
-)
+from tacit.gradients.layers.registry import Call, aligned, bound, layout_of, operation, rule, trainable
 from tacit.gradients.layout import Tag
 from tacit.gradients.recording import Recording
 from tacit.gradients.remembered import is_regular

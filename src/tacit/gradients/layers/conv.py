@@ -11,15 +11,7 @@ from tacit.gradients.factors.contribution import Contribution, Dense, own_sums
 from tacit.gradients.layers.conv_kernel import Formed, Geometry, can_be_formed
 from tacit.gradients.layers.conv_unfold import Convolution
 from tacit.gradients.layers.generic import fallback, finish
-from tacit.gradients.layers.registry import (
-    bare,
-    bound,
-    layout_of,
-    leading,
-    operation,
-    rule_of_one,
-    trainable,
-)
+from tacit.gradients.layers.registry import bare, bound, layout_of, leading, operation, rule_of_one, trainable
 from tacit.gradients.layout import by_example
 from tacit.gradients.recording import Recording
 from tacit.gradients.remembered import is_regular

@@ -62,7 +62,7 @@ class Formed(Contribution):
         return self
 
     def windows(self, lo: int, hi: int) -> tuple[Any, ...]:
-        """Return what the kernels are told of the records lo … hi-1, of which there are some."""
+        """Return the kernels' arguments for the records lo … hi-1, at least one."""
         image, grad = (precise(x[lo:hi]).detach().resolve_neg() for x in (self.image, self.grad))
         image, grad = self.geometry.padded(image), grad.contiguous()
         starts, entries = offsets(self.geometry, tuple(image.shape[2:]), tuple(grad.shape[3:]))

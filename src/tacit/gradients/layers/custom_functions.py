@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from tacit.gradients.empty_batch import run_empty
 from tacit.gradients.layers.registry import layout_of
 from tacit.gradients.layout import Layout
 from tacit.gradients.recording import Recording
@@ -31,7 +32,7 @@ from tacit.gradients.traced import Traced, mark, plain
 
 
 class Context(FunctionCtx):
-    """The `ctx` of a followed function. What it saves stays marked as tensors of the batch, outputs too."""
+    """The `ctx` of a followed function. Tensors that it saves stay marked as tensors of the batch, outputs too."""
 
     def __init__(self, needs: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs
@@ -53,7 +54,7 @@ class Context(FunctionCtx):
 
 
 class Call:
-    """One call of a function: what it was given and returned, and what its backward may answer."""
+    """One call of a function: arguments, outputs, and the shapes that its backward may return."""
 
     def __init__(self, recorder: Recording, function: Any, args: tuple[Any, ...], layouts: list[Layout | None]) -> None:
         self.recorder, self.function, self.layouts = recorder, function, layouts
@@ -79,7 +80,7 @@ class Call:
         return type(given) is Traced and given._tag is not before._tag
 
     def backward(self, *grads: Tensor | None) -> list[Tensor | None]:
-        """Run the function's backward on gradients of the batch, followed, and return what it answers."""
+        """Run the function's backward on gradients of the batch, followed, and return its result."""
         recorder = self.recorder
         shown = [
             g if g is None or place is None else mark(plain(g).detach(), recorder, place)
@@ -145,14 +146,18 @@ class Node(torch.autograd.Function):
 _put = super(torch.autograd.Function, Node).apply
 
 
-def follow_function(function: Any, original: Callable[..., Any], *args: Any) -> Any:
+def follow_function(function: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a custom autograd function on tensors of the batch; follow its forward and, later, its backward.
 
-    A function of something else, or of parameters too, runs as PyTorch would run it.
+    A function of something else, of parameters too, or with keywords runs as PyTorch would run it.
     """
+    if kwargs:
+        return original(*args, **kwargs)
     with without_subclasses():
         trained = [a for a in args if isinstance(a, Tensor) and a.requires_grad]
     recorder = next((a._recorder for a in args if type(a) is Traced), None)
+    if recorder is not None and recorder.batch == 0:
+        return run_empty(recorder, torch.no_grad()(original), args, {}, bool(trained))
     if recorder is None or not trained or not recorder.batch or not torch.is_grad_enabled() or in_transform():
         return original(*args)
     layouts = [layout_of(recorder, a) for a in args]

@@ -1,4 +1,4 @@
-"""Linear maps with trainable weights, and what all rules for trainable operations share.
+"""Linear maps with trainable weights, and the parts that all rules for trainable operations share.
 
 Each runs the operation on detached parameters, so that autograd computes activation gradients only, and keeps
 (input, output gradient), from which every example's gradient follows.
@@ -17,17 +17,7 @@ from tacit.gradients.factors.outer import Outer
 from tacit.gradients.kernels import batch_invariant_matmul
 from tacit.gradients.layers.generic import fallback
 from tacit.gradients.layers.matmul import added_product
-from tacit.gradients.layers.registry import (
-    ALWAYS,
-    FROZEN,
-    Call,
-    aligned,
-    bound,
-    layout_of,
-    mixes,
-    operation,
-    rule,
-)
+from tacit.gradients.layers.registry import ALWAYS, FROZEN, Call, aligned, bound, layout_of, mixes, operation, rule
 from tacit.gradients.layout import Layout, Tag, by_example
 from tacit.gradients.recording import Recording
 from tacit.gradients.remembered import is_regular

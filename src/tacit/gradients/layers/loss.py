@@ -137,7 +137,7 @@ def _is_one_after_the_other(owner: Tensor, lengths: Any, batch: int) -> bool:
 
 @operation(" ".join(name for name in LOSSES if name not in BY_CLASSES), ALWAYS)
 def reduced(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
-    """A mean over examples is taken of the examples' own losses, so that nobody's gradient contains their number."""
+    """A mean over examples is taken of the examples' own losses, so that no gradient contains their number."""
     place, given = LOSSES[canonical(func)], list(args)
     if (body := opened(func)) is not None:
         return body(*args, **kwargs)

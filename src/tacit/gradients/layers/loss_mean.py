@@ -1,4 +1,4 @@
-"""Means and sums over examples: what goes back through them to each example, and how the loss was reduced.
+"""Means and sums over examples: the gradient that each example receives, and how the loss was reduced.
 
 A mean over B examples sends 1/B back to each of them in PyTorch. B is how many there are: a gradient that contains it
 is rounded another way for everybody when one example joins, and terms that cancelled no longer do. Through a reduction
@@ -171,7 +171,7 @@ def check_reduction(recorder: Recording) -> None:
 
 
 def _read(recorder: Recording) -> None:
-    """Copy what arrived at the reductions to the CPU, all of it at once: every copy makes the host wait."""
+    """Copy the reductions' gradients to the CPU, all at once: every copy makes the host wait."""
     several = [recorder.inner_seeds, recorder.seeds, recorder.output_seeds]
     away = []
     for seeds in several:
@@ -191,7 +191,7 @@ def _is_scaled_by_constants(recorder: Recording, kinds: set[str], batch: int) ->
     """Return whether the parts of the loss are all means, or all sums, times constants.
 
     A scale is known to be constant once batches of several sizes had it, to the last bit, while nothing was counted
-    (`Recording.learning`); until then everything is let through.
+    (`Recording.learning`); until then every scale is accepted.
     """
     seeds = [*recorder.inner_seeds, *recorder.seeds]
     scalar = bool(kinds) and all(seed.numel() == 1 for _, seed in seeds)
@@ -251,7 +251,7 @@ def _is_told_by_outputs(recorder: Recording) -> bool:
 
 
 def scales(recorder: Recording) -> set[float]:
-    """Return what arrived at the model's own reductions over examples; not a number where it was no number."""
+    """Return the scales of the model's own reductions over examples; NaN for a gradient of several entries."""
     return {abs(float(seed)) if seed.numel() == 1 else math.nan for _, seed in recorder.inner_seeds}
 
 

@@ -11,16 +11,7 @@ from torch import Tensor
 from tacit.gradients.factors.contribution import Contribution
 from tacit.gradients.factors.outer import Outer
 from tacit.gradients.layers.generic import fallback, finish
-from tacit.gradients.layers.registry import (
-    Call,
-    layout_of,
-    mixes,
-    operation,
-    pairs,
-    rule,
-    trainable,
-    unknown,
-)
+from tacit.gradients.layers.registry import Call, layout_of, mixes, operation, pairs, rule, trainable, unknown
 from tacit.gradients.layout import Layout, Tag, by_example
 from tacit.gradients.nested import detached, replaced
 from tacit.gradients.recording import Recording
@@ -55,7 +46,7 @@ def matmul_letters(a: int, b: int) -> tuple[str, str, str]:
 
 
 def operands(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Return what is added and multiplied, in PyTorch's order, however it was given."""
+    """Return the operands in PyTorch's order, given by position or by keyword."""
     names = ("self", "input", "mat1", "batch1", "mat", "other", "mat2", "batch2", "vec", "tensor")
     return [*args, *(kwargs[name] for name in names if name in kwargs)]
 
@@ -98,7 +89,7 @@ def expand_equation(equation: str, operands: Sequence[Tensor]) -> tuple[list[str
     names, longest = [], ""
     for part, t in zip(left.split(","), operands):
         if "..." in part:
-            dots = "θηζεδγβα"[: t.ndim - len(part) + 3][::-1]  # none that somebody may have written
+            dots = "θηζεδγβα"[: t.ndim - len(part) + 3][::-1]  # no letter that an equation may have
             longest = max(longest, dots, key=len)
             part = part.replace("...", dots)
         if len(part) != t.ndim or len(set(part)) != len(part):

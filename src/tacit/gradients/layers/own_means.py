@@ -25,7 +25,7 @@ _SCALING = words("div true_divide floor_divide remainder fmod")
 
 
 def own_share(call: Call) -> Callable[[], Tensor] | None:
-    """Return what computes each example's share of a sum over the batch, or of a function of one such sum.
+    """Return a function that computes each example's share of a sum over the batch, or of a function of one such sum.
 
     Known for a sum or mean over all entries of the batch, and for functions of that number and of Python's that need no
     gradient (a count with a lower limit). Not for a count that is divided, or multiplied by the number of examples,

@@ -5,15 +5,33 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from tacit.gradients.layers.registry import (
-    BESIDE,
-    Call,
-    in_order,
-    mixes,
-    rule,
-)
+from tacit.gradients.empty_batch import run_empty
+from tacit.gradients.layers.registry import ALWAYS, BESIDE, Call, in_order, mixes, operation, rule
 from tacit.gradients.layout import Layout, Mixed, owners, same_everywhere, steps_agree
+from tacit.gradients.recording import Recording
+from tacit.gradients.traced import plain
+
+
+@operation("_pack_padded_sequence", ALWAYS)
+def pack(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
+    """PyTorch packs no empty batch: no row, and no sequence in the first step."""
+    if recorder.batch != 0:
+        return recorder.carry_out(func, args, kwargs)
+    x: Tensor = args[0]
+    rows = run_empty(recorder, lambda: plain(x).new_zeros(0, *x.shape[2:]), (), {}, x.requires_grad)
+    return rows, torch.zeros(1, dtype=torch.long)
+
+
+@operation("_pad_packed_sequence", ALWAYS)
+def unpack(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
+    if recorder.batch != 0:
+        return recorder.carry_out(func, args, kwargs)
+    x, _, batch_first, _, length = args
+    shape = (0, length) if batch_first else (length, 0)
+    padded = run_empty(recorder, lambda: plain(x).new_zeros(*shape, *x.shape[1:]), (), {}, x.requires_grad)
+    return padded, torch.zeros(0, dtype=torch.long)
 
 
 @rule("_pack_padded_sequence")

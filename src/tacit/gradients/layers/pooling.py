@@ -19,14 +19,7 @@ from torch.autograd.function import once_differentiable
 from tacit._compiled import Kernels, kernels
 from tacit._threads import threads
 from tacit.gradients.kernels.loops import readable
-from tacit.gradients.layers.registry import (
-    ALWAYS,
-    bound,
-    layout_of,
-    leading,
-    operation,
-    rule_of_one,
-)
+from tacit.gradients.layers.registry import ALWAYS, bound, layout_of, leading, operation, rule_of_one
 from tacit.gradients.recording import Recording
 from tacit.gradients.tap import OWN, differentiates_forward
 from tacit.gradients.traced import plain
@@ -87,7 +80,7 @@ def _pooled(images: Tensor, sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _pair(value: Any) -> tuple[int, ...]:
-    """Two numbers; nothing where that is not what is given."""
+    """Return two numbers; an empty tuple for anything else."""
     values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     if not all(isinstance(v, (int, np.integer)) and not isinstance(v, bool) for v in values):
         return ()
@@ -95,7 +88,7 @@ def _pair(value: Any) -> tuple[int, ...]:
 
 
 def _is_usual(*sizes: Sequence[int]) -> bool:
-    """Return whether every window has an entry of the image; what is wrong with others is for PyTorch to say."""
+    """Return whether every window has an entry of the image; PyTorch raises the error for others."""
     return all(len(each) == 2 for each in sizes) and all(
         0 < s < 1 << 31 and 0 <= 2 * p <= k and 0 < k <= min(n + 2 * p, 2 * n) for n, k, s, p in zip(*sizes)
     )

@@ -15,15 +15,7 @@ from tacit.gradients.factors.outer import Outer
 from tacit.gradients.kernels.batch_invariant_matmul import LINE
 from tacit.gradients.layers import rnn_steps
 from tacit.gradients.layers.pointwise import personal
-from tacit.gradients.layers.registry import (
-    ALWAYS,
-    in_order,
-    layout_of,
-    operation,
-    rule,
-    trainable,
-    unknown_form,
-)
+from tacit.gradients.layers.registry import ALWAYS, in_order, layout_of, operation, rule, trainable, unknown_form
 from tacit.gradients.layout import Layout, Mixed, by_example, owners, steps_agree, warn_of_lengths
 from tacit.gradients.nested import detached
 from tacit.gradients.recording import Recording
@@ -66,7 +58,7 @@ class RecurrentLayer(torch.autograd.Function):
         like = before[:, 0]
         d_h = torch.zeros_like(like) if d_h is None else d_h
         wants = ctx.needs_input_grad[1]
-        with torch.autocast(gates.device.type, enabled=False):  # somebody may call backward within it
+        with torch.autocast(gates.device.type, enabled=False):  # backward may be called within it
             if job.kind == "lstm":
                 d_c = gates.new_zeros(like.shape[0], w_hh.shape[0] // 4) if d_c is None else d_c
                 found = rnn_steps.lstm_backward(trace, w_ih, w_hh, d_out, d_h, d_c, job.reverse, job.mask, wants)
@@ -254,7 +246,7 @@ def _run(
         data = data if batch_first else data.transpose(0, 1)
     count = data.shape[0]
     # The last rows of a product, and all where there are few, are computed by other kernels: these are of empty columns
-    # then, which are dropped below. Where none is needed these are copies all the same: what somebody writes to the
+    # then, which are dropped below. Where none is needed these are copies all the same: what is written to the
     # input later must not matter for some numbers of columns only.
     own = [personal(recorder, s, columns, s.shape[1], 3) if trainable(s) else plain(s) for s in states]  # a learned one
     states = [F.pad(s, (0, 0, 0, -count % LINE)) for s in own]

@@ -14,12 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tacit.gradients.torch_internals import (
-    is_compiler_loaded,
-    put_compiled_call,
-    set_eval_frame,
-    take_compiled_call,
-)
+from tacit.gradients.torch_internals import is_compiler_loaded, put_compiled_call, set_eval_frame, take_compiled_call
 
 log = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from torch.utils import checkpoint as checkpointing
 from tacit.gradients.layers.custom_functions import follow_function
 from tacit.gradients.libraries.experts import experts_forward, switch_experts_forward
 from tacit.gradients.libraries.transformers_models import classification_forward, expanded_mask
-from tacit.gradients.torch_internals import function_base, get_frame
+from tacit.gradients.torch_internals import apply_of, function_base, get_frame
 
 _thread = threading.local()
 
@@ -59,7 +59,7 @@ class _Apply:
     """`apply` of custom autograd functions: in a followed pass, those that others wrote are followed."""
 
     def __get__(self, instance: Any, owner: Any) -> Any:
-        original = super(function_base, owner).apply  # type: ignore[misc]
+        original = apply_of(owner)
         if not is_following() or owner.__module__.startswith(("torch.", "tacit.gradients")):
             return original
         return functools.partial(follow_function, owner, original)
@@ -89,7 +89,7 @@ _SWITCHES: list[tuple[str, str, str, Callable[..., Any]]] = [
     ("transformers.models.deberta_v2.modeling_deberta_v2", "DebertaV2ForSequenceClassification", "forward",
      classification_forward),
 ]  # fmt: skip
-"""Module, class in it, name, and what answers in a followed pass. A version without the name is isolated instead.
+"""Module, class in it, name, and its replacement in a followed pass. A version without the name is isolated instead.
 
 A function that answers for a `forward` is given the original first.
 """
@@ -104,7 +104,7 @@ def prepare() -> None:
         if original is not None and not isinstance(original, _Switch):
             answers = functools.partial(followed, original) if name == "forward" else followed
             setattr(holder, name, _Switch(original, answers))
-    if "apply" not in vars(function_base):
+    if not isinstance(vars(function_base).get("apply"), _Apply):
         function_base.apply = _Apply()
 
 
@@ -134,8 +134,8 @@ def only_validates(model: nn.Module) -> bool:
 
     That is so where `torch.distributions` validates its arguments, in an `assert`, in the condition of an `if` that
     only raises, and in a call of `torch._check` or of what `transformers` has for it, whose message may show a count:
-    the value decides whether there is an error, and nothing else. It is not so where somebody up to
-    the model's call catches errors and goes on: the value would decide which way.
+    the value decides whether there is an error, and nothing else. It is not so if a caller, up to the
+    model's call, catches errors and goes on: the value would decide which way.
     """
     frame: FrameType | None = get_frame(1)
     while frame is not None and _brings(frame):
@@ -229,7 +229,7 @@ def _is_caught(code: CodeType, line: int) -> bool:
 
 
 def _goes_on(handler: list[ast.stmt]) -> bool:
-    """Return whether what handles an error may end otherwise than with one."""
+    """Return whether a handler of errors may end without raising one."""
     return not isinstance(handler[-1], ast.Raise) or _leaves(handler)
 
 

@@ -11,7 +11,7 @@ from tacit.randomness import Source
 from tacit.recipes.interrupts import interrupts
 from tacit.tables.boosting.cells import Cells
 from tacit.tables.boosting.loss import Array, loss_for
-from tacit.tables.boosting.plan import CYCLES, MOST_PAIRS, STAGES, BoostSettings, schedule
+from tacit.tables.boosting.plan import CYCLES, STAGES, BoostSettings, schedule
 from tacit.tables.boosting.rounds import Boosting, Fitted
 from tacit.tables.boosting.shapes import Shapes, Term
 from tacit.tables.kept import Kept
@@ -34,7 +34,7 @@ def boost(
     """Return a boosted model of a target with so many ``classes``, 0 for a number in [-1, 1].
 
     ``noise_multiplier`` is that of one Gaussian sum that costs as much as all looks together, ``chosen`` says
-    how many cells a column has in a pair.
+    how many pairs there are at most, and how many cells a column has in one.
 
     Formal guarantee: the record is a row. To each sum it adds one vector, of norm at most the sum's clip norm, in one
     cell, or in one cell of each pair. Each sum is in the ledger, with its noise, before it is computed. See `schedule`
@@ -46,7 +46,7 @@ def boost(
     loss, kept = loss_for(classes), kept or Kept()
     work = Boosting(cells, loss, schedule(noise_multiplier, len(cells.axes)), ledger, source)
     state = _State.restored(kept, work) or _State()
-    done, steps = 0, CYCLES * (2 * len(cells.axes) + MOST_PAIRS)
+    done, steps = 0, CYCLES * (2 * len(cells.axes) + chosen.most_pairs)
 
     def told() -> None:
         nonlocal done
@@ -63,7 +63,8 @@ def boost(
             elif name == "columns":
                 work.cycle(name, state.columns, usual, told)
             elif name == "pairs":
-                state.pairs = work.pairs(state.columns, chosen.pair_bins) if len(state.columns) > 1 else []
+                paired = chosen.most_pairs and len(state.columns) > 1
+                state.pairs = work.pairs(state.columns, chosen.pair_bins, chosen.most_pairs) if paired else []
             else:
                 sizes = [one.term.cells for one in state.pairs]
                 width = float(np.mean(sizes)) ** 0.75 if sizes else usual
@@ -119,17 +120,18 @@ class _State:
         return state
 
 
-_ARRAYS = ("counts", "bend", "shape", "measured", "precision")
+_ARRAYS = ("counts", "bend", "shape", "seen", "measured")
 
 
 def _plain(one: Fitted) -> dict[str, Any]:
     arrays = {name: getattr(one, name).tolist() for name in _ARRAYS}
-    return {"places": list(one.term.places), "groups": [list(group) for group in one.term.groups], **arrays}
+    groups = [list(group) for group in one.term.groups]
+    return {"places": list(one.term.places), "groups": groups, "looks": one.looks, **arrays}
 
 
 def _fitted(facts: dict[str, Any], work: Boosting) -> Fitted:
     term = Term(places=tuple(facts["places"]), groups=tuple(tuple(group) for group in facts["groups"]))
     arrays = {name: np.array(facts[name]) for name in _ARRAYS}
-    found = Fitted(term, arrays["counts"], arrays["bend"], work.prior(term), arrays["shape"])
-    found.measured, found.precision = arrays["measured"], arrays["precision"]
+    found = Fitted(term, arrays["counts"], arrays["bend"], work.priors(term), arrays["shape"], arrays["seen"])
+    found.measured, found.looks = arrays["measured"], float(facts["looks"])
     return found

@@ -14,6 +14,8 @@ Array = NDArray[np.float64]
 
 _STRIDE, _LEAST_EVIDENCE = 4.0, 4.0
 """The step and the least evidence of the losses for classes, in log-odds."""
+_LASTING = 0.25
+"""Much of a residual is explained by other columns in the next look; what decides between two classes is mostly not."""
 
 
 class Loss(Protocol):
@@ -26,6 +28,8 @@ class Loss(Protocol):
     """The number of classes that records are counted by; 1 for a number."""
     stride: float
     """The most that one look may change a cell of a shape: beyond, the curvature is not what it was."""
+    lasting: float
+    """How much of the records' own chance is in every look alike, as a share of its variance."""
     least_evidence: float
     """How much likelier it must be that a pair acts together; classes' scores are not settled when it is asked."""
 
@@ -58,7 +62,7 @@ class Squared:
     """Half the squared error of a number in [-1, 1]."""
 
     outputs, reach, classes = 1, 2.0, 1
-    stride, least_evidence = math.inf, 0.5
+    stride, lasting, least_evidence = math.inf, _LASTING, 0.5
 
     def first(self, targets: NDArray[np.generic], weights: Array | None = None) -> Array:
         bounded = np.clip(targets.astype(np.float64), -1.0, 1.0)
@@ -86,7 +90,7 @@ class Logistic:
     """The logistic loss of two classes: one score, the log-odds of the second."""
 
     outputs, reach, classes = 1, 1.0, 2
-    stride, least_evidence = _STRIDE, _LEAST_EVIDENCE
+    stride, lasting, least_evidence = _STRIDE, 0.5, _LEAST_EVIDENCE
 
     def first(self, targets: NDArray[np.generic], weights: Array | None = None) -> Array:
         return _class_counts(targets, 2, weights)
@@ -114,7 +118,7 @@ class Softmax:
     """The cross entropy of three classes or more: one score a class."""
 
     reach = math.sqrt(2)
-    stride, least_evidence = _STRIDE, _LEAST_EVIDENCE
+    stride, lasting, least_evidence = _STRIDE, _LASTING, _LEAST_EVIDENCE
 
     def __init__(self, classes: int) -> None:
         self.outputs = self.classes = classes

@@ -14,7 +14,7 @@ MOST_PAIRS = 10
 _WEIGHTS = {"counts": 0.03, "norms": 0.02, "columns": 0.2, "pairs": 0.1, "pair counts": 0.05, "all": 0.6}
 """The share of the budget that each kind of query gets, as a share of one over the squared noise multiplier."""
 _ROUNDS = {"norms": 2 * CYCLES + 1, "columns": CYCLES, "all": CYCLES}
-_FEWEST_BINS, _MOST_BINS, _FINEST_PAIR = 8, 48, 24
+_FEWEST_BINS, _MOST_FOR_TWO, _MOST_BINS, _FINEST_PAIR = 8, 16, 48, 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +27,15 @@ class BoostSettings:
     most_pairs: int = MOST_PAIRS
 
 
-def boost_settings(*, records: int, columns: int, epsilon: float) -> BoostSettings:
+def boost_settings(*, records: int, columns: int, epsilon: float, classes: int) -> BoostSettings:
     """Return the settings for so many records and columns: as many bins as sqrt(n ε / columns), from 8 to 48.
 
-    More bins show more of a shape; smoothing makes up for most of their noise, but not where there are few records.
+    ``classes`` is that of the target, 0 for a number. More bins show more of a shape; smoothing makes up for most of
+    their noise, but not where there are few records. Which of two classes a record is in says less than a number or
+    one of many classes does, so that two have 16 bins at most.
     """
-    bins = min(max(round(math.sqrt(records * epsilon / columns)), _FEWEST_BINS), _MOST_BINS)
+    most = _MOST_FOR_TWO if classes == 2 else _MOST_BINS
+    bins = min(max(round(math.sqrt(records * epsilon / columns)), _FEWEST_BINS), most)
     return BoostSettings(bins=bins, pair_bins=min(bins, _FINEST_PAIR))
 
 

@@ -21,15 +21,15 @@ from itertools import combinations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tacit.ledger import Everyone, Ledger, Receipt, Step
 from tacit.mechanisms import SumQuery
 from tacit.randomness import Source
 from tacit.tables.boosting.cells import Cells, add_sums, merged
 from tacit.tables.boosting.loss import Array, Loss
-from tacit.tables.boosting.plan import MOST_PAIRS
 from tacit.tables.boosting.shapes import Term, alone
-from tacit.tables.boosting.smoothing import evidence, neighbours, of_pair, settled_counts, smoothed
+from tacit.tables.boosting.smoothing import Prior, bends, evidence, neighbours, of_pair, settled_counts, smoothed
 from tacit.tables.encoding import UNKNOWN
 
 _COLUMNS_PAIRED = 16
@@ -48,13 +48,23 @@ class Fitted:
     counts: Array
     bend: Array
     """The second derivative of each cell as a multiple of the mean one."""
-    prior: Array | None
+    priors: list[Prior]
     shape: Array
+    seen: NDArray[np.bool_]
+    """False for a cell that may have no records: its sums are noise, and only its neighbours say what it adds."""
     measured: Array = field(init=False)
-    precision: Array = field(init=False)
+    """The weighted mean of what the looks say the shape is."""
+    looks: float = 0.0
+    """One over the variance of the noise on a sum that the weighted looks together are worth."""
 
     def __post_init__(self) -> None:
-        self.measured, self.precision = np.zeros_like(self.shape), np.zeros(len(self.shape))
+        self.measured = np.zeros_like(self.shape)
+
+    def look(self, latest: Array, noise_std: float) -> None:
+        """Take the mean with what one more look says, whose sums have noise of ``noise_std``."""
+        before, new = _KEPT * self.looks, noise_std**-2
+        self.looks = before + new
+        self.measured = (self.measured * before + latest * new) / self.looks
 
     def strength(self) -> float:
         """Return the spread of what it adds to the score, over the records."""
@@ -111,23 +121,27 @@ class Boosting:
         weights = self.cells.weights
         return self.loss.first(self.cells.targets[here], None if weights is None else weights[here])
 
-    def prior(self, term: Term) -> Array | None:
-        """Return the prior of a term's shape; None for the values of one category, which are independent."""
+    def priors(self, term: Term) -> list[Prior]:
+        """Return the priors of a term's shape, of which the likeliest counts; none for the values of one category."""
         columns = [self.cells.axes[place] for place in term.places]
         if len(columns) == 1 and not columns[0].ordered:
-            return None
+            return []
         sides = [
             neighbours(size, ordered=column.ordered, missing=column.missing)
             for column, size in zip(columns, term.sizes, strict=True)
         ]
-        return sides[0] if len(sides) == 1 else of_pair(*sides)
+        if len(sides) > 1:
+            return [Prior(of_pair(*sides))]
+        return [Prior(sides[0]), bends(term.cells, missing=columns[0].missing)]
 
     def fresh(self, term: Term, query: SumQuery, noisy: Array, expected: Array) -> Fitted:
         """Return a flat term, its noisy counts drawn to the ``expected`` ones."""
         std = query.noise_std * math.sqrt(self.loss.classes)
         counts = settled_counts(noisy.sum(axis=1), expected, std, self.records)
         bend = self.loss.bend(noisy, counts, query.noise_std)
-        return Fitted(term, counts, bend, self.prior(term), np.zeros((term.cells, self.loss.outputs)))
+        # A pair's cells are expected to have records where both columns' cells do; most are below the noise one by one.
+        seen = (noisy.sum(axis=1) > 2 * std) | (counts > 0.2 * expected)
+        return Fitted(term, counts, bend, self.priors(term), np.zeros((term.cells, self.loss.outputs)), seen)
 
     def count(self, term: Term) -> Array:
         """Return how many records of each class are in each cell: one record adds 1 to one number at most."""
@@ -190,15 +204,12 @@ class Boosting:
             noisy = self.answer(receipt, query, self.sums(one.term, clip_norm))
             slopes = one.counts * one.bend * curvature
             spread = self.loss.variance(mean, square) / curvature
-            precision = 1 / ((query.noise_std / slopes) ** 2 + spread / slopes)
-            before, latest = (
-                one.shape,
-                one.shape + np.clip(noisy / slopes[:, None], -self.loss.stride, self.loss.stride),
-            )
-            kept = _KEPT * one.precision
-            one.precision = kept + precision
-            one.measured = (one.measured * kept[:, None] + latest * precision[:, None]) / one.precision[:, None]
-            one.shape = smoothed(one.measured, one.precision, one.prior)
+            step = np.clip(noisy / slopes[:, None], -self.loss.stride, self.loss.stride) * one.seen[:, None]
+            before = one.shape
+            one.look(before + step, query.noise_std)
+            # Looks have noise of their own, and the same records: a mean of looks has less of the one only.
+            precision = 1 / (1 / (one.looks * slopes**2) + self.loss.lasting * spread / slopes)
+            one.shape = smoothed(one.measured, precision, one.priors)
             self.add(one.term, one.shape - before)
             told()
 
@@ -207,13 +218,16 @@ class Boosting:
         for here, codes in self.cells.chunks(*term.places):
             self.scores[here] += change.astype(np.float32)[term.flat(codes)]
 
-    def pairs(self, fitted: Sequence[Fitted], finest: int) -> list[Fitted]:
-        """Choose pairs of columns by their residuals in coarse cells, and release the counts of their finer cells."""
+    def pairs(self, fitted: Sequence[Fitted], finest: int, most: int) -> list[Fitted]:
+        """Choose pairs of columns by their residuals in coarse cells, and release the counts of their finer cells.
+
+        There are at most ``most`` pairs, and ``finest`` cells a column.
+        """
         columns = self.cells.axes
         strongest = sorted(range(len(fitted)), key=lambda place: -fitted[place].strength())
         used = sorted(strongest[:_COLUMNS_PAIRED])
         coarse, fine = (
-            {place: merged(columns[place], fitted[place].counts, most) for place in used} for most in (_COARSE, finest)
+            {place: merged(columns[place], fitted[place].counts, size) for place in used} for size in (_COARSE, finest)
         )
         terms = [Term(places=pair, groups=(coarse[pair[0]], coarse[pair[1]])) for pair in combinations(used, 2)]
         loud = self.noise["pairs"] * math.sqrt(len(terms))
@@ -240,7 +254,7 @@ class Boosting:
                 )
             )
             first += term.cells
-        best = sorted(range(len(terms)), key=lambda place: -gains[place])[:MOST_PAIRS]
+        best = sorted(range(len(terms)), key=lambda place: -gains[place])[:most]
         chosen = [terms[place].places for place in best if gains[place] > self.loss.least_evidence]
         if not chosen:
             return []

@@ -1,20 +1,32 @@
 """Shapes from noisy sums: how much of a measured effect is kept follows from the noise, and from nothing else.
 
 Everything here is post-processing of released numbers. A shape is a vector over cells, measured with known precision.
-Its prior says that neighbouring cells are alike: a random walk along ordered bins, independent values for categories,
-and both axes together for a pair of columns. How alike they are is the one unknown, and is chosen to make the noisy
-measurement most likely (empirical Bayes). Where noise explains everything, the shape becomes flat by itself.
+Its prior says that neighbouring cells are alike: a random walk along ordered bins, or one whose slope changes little;
+independent values for categories, and both axes together for a pair of columns. Which of the two walks, and how alike
+cells are, is chosen to make the noisy measurement most likely (empirical Bayes). Where noise explains everything, the
+shape becomes flat by itself.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-_SCALES = np.exp(np.linspace(-14.0, 6.0, 41))
-_RIDGE = 1e-3
+_SCALES = np.exp(np.linspace(-20.0, 6.0, 53))
+
+
+@dataclass(frozen=True, eq=False)
+class Prior:
+    """A prior of a shape: the precision of its cells, a matrix up to its scale, and what is added to its diagonal."""
+
+    precision: Array
+    ridge: float = 1e-3
+    """As a share of the stiffest direction's precision."""
 
 
 def neighbours(size: int, *, ordered: bool, missing: bool) -> Array:
@@ -42,32 +54,51 @@ def neighbours(size: int, *, ordered: bool, missing: bool) -> Array:
     return found
 
 
+def bends(size: int, *, missing: bool) -> Prior:
+    """Return the prior of an ordered column's cells by which a change of slope costs something, and a slope nothing.
+
+    Slow waves cost as little as the fourth power of their frequency, hence the small ridge.
+    """
+    first = 1 if missing else 0
+    found = np.zeros((size, size))
+    second = np.diff(np.eye(size - first), n=2, axis=0)
+    found[first:, first:] = second.T @ second
+    if missing:
+        found[0, 0] = 1
+    return Prior(found, ridge=1e-6)
+
+
 def of_pair(first: Array, second: Array) -> Array:
     """Return the prior precision of the cells of two columns: neighbours along either axis."""
     return np.kron(first, np.eye(len(second))) + np.kron(np.eye(len(first)), second)
 
 
-def smoothed(measured: Array, precision: Array, prior: Array | None) -> Array:
-    """Return the posterior mean of a shape.
+def smoothed(measured: Array, precision: Array, priors: Sequence[Prior]) -> Array:
+    """Return the posterior mean of a shape under the one of ``priors`` that makes the measurement most likely.
 
-    ``measured`` has a row a cell and a column an output, ``precision`` is one over the noise's variance in each cell,
-    ``prior`` a Laplacian, or None for cells that are independent of one another.
+    ``measured`` has a row a cell and a column an output, ``precision`` is one over the noise's variance in each cell.
+    With no prior, cells are independent of one another.
     """
     roots = np.sqrt(precision)
-    if prior is None:
-        stiffness, basis, turned = 1 / precision, None, roots[:, None] * measured
-    else:
-        stiffness, basis = np.linalg.eigh(prior / roots[:, None] / roots[None, :])
-        turned = basis.T @ (roots[:, None] * measured)
-    stiffness = np.maximum(stiffness, 0.0)
-    # Measured along these directions the noise has variance 1 and the signal ``signal``, a row for every scale.
-    signal = _SCALES[:, None] / (stiffness + _RIDGE * stiffness.max() + 1e-300)
-    energy = (turned**2).sum(axis=1)
-    fits = -0.5 * (measured.shape[1] * np.log1p(signal) + energy / (1 + signal)).sum(axis=1)
-    best = signal[int(np.argmax(fits))]
-    kept = (best / (1 + best))[:, None] * turned
-    shape: Array = (kept if basis is None else basis @ kept) / roots[:, None]
+    if not priors:
+        _, kept = _posterior(1 / precision, Prior.ridge, roots[:, None] * measured)
+        return kept / roots[:, None]
+    best, shape = -np.inf, measured
+    for prior in priors:
+        stiffness, basis = np.linalg.eigh(prior.precision / roots[:, None] / roots[None, :])
+        fit, kept = _posterior(np.maximum(stiffness, 0.0), prior.ridge, basis.T @ (roots[:, None] * measured))
+        if fit > best:
+            best, shape = fit, (basis @ kept) / roots[:, None]
     return shape
+
+
+def _posterior(stiffness: Array, ridge: float, turned: Array) -> tuple[float, Array]:
+    """Return the log-likelihood at the best scale, and what is kept of measurements whose noise has variance 1."""
+    signal = _SCALES[:, None] / (stiffness + ridge * stiffness.max() + 1e-300)  # a row for every scale
+    energy = (turned**2).sum(axis=1)
+    fits = -0.5 * (turned.shape[1] * np.log1p(signal) + energy / (1 + signal)).sum(axis=1)
+    place = int(np.argmax(fits))
+    return float(fits[place]), (signal[place] / (1 + signal[place]))[:, None] * turned
 
 
 def evidence(sums: Array, noise: Array, slope: Array, sizes: tuple[int, ...]) -> float:
