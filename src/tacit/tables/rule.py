@@ -88,8 +88,8 @@ def choose_model(
     room, least = records * epsilon / columns, _ROOM_FOR_CLASSES if classes else _ROOM_FOR_NUMBERS
     kind, word = ("boosted", "at least") if room >= least else ("linear", "below")
     return kind, (
-        f"The model is {kind}: {records} records times ε = {epsilon:g} over {columns} columns is {room:.0f}, {word} "
-        f"{least}, from where on boosting is better for a target that {'has classes' if classes else 'is a number'}."
+        f"The model is {kind}: {records} records × ε = {epsilon:g} / {columns} columns = {room:.0f}, {word} {least}. "
+        f"From {least} on, boosting is better for {'classes' if classes else 'a number'}."
     )
 
 
