@@ -20,6 +20,7 @@ from tacit.tables.rule import Settings
 from tacit.tables.schema import Schema
 from tacit.tables.slopes import descend_with_slopes, trained_size
 from tacit.tables.split import Split
+from tacit.tuning.plan import least_noise
 from tacit.tuning.trials import Base, Trials
 
 _RATES, _CLIPS = (0.3, 1.0, 3.0), (0.5, 1.0)
@@ -143,7 +144,7 @@ class Boosts:
 
     def plan(self, trials: Trials, least: Schema, *, budget: Budget, score: Base, also: Base) -> float:
         columns, (look, _) = len(self._declared.features), score[0]
-        found, _ = tuning.least_noise(
+        found, _ = least_noise(
             trials,
             lambda z: (*planned(z, columns, look.sampling.unit), *score),
             epsilon=budget.epsilon,
