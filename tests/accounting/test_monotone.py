@@ -96,7 +96,8 @@ def test_delta_rises_with_every_step_far_out_in_the_tail(kind):
 )
 def test_many_rarely_sampled_steps_are_not_rounded_once_a_step(rate, noise, steps, delta, looser):
     """Rounding every one of T steps to one lattice was 3e-4 loose and more here, and more or less of it from T to T."""
-    assert bound("add/remove", rate, noise, steps, delta=delta) < looser
+    with limited(1e9):  # as in a search, which stops at the first, rough lattice
+        assert bound("add/remove", rate, noise, steps, delta=delta) < looser
 
 
 def test_effort_is_left_for_lattices_of_several_steps_in_the_second_direction():
@@ -114,6 +115,12 @@ def test_rounding_is_charged_to_an_epsilon_far_below_the_tilted_mean():
     total = TiltedSum([(lattice, steps)], 12.18, 2**22)
     found = total.epsilon_above(delta)
     assert found is None or total.delta_above(found) <= delta * (1 + 1e-6)
+
+
+def test_epsilon_of_sixteen_rarely_sampled_steps_is_not_below_the_truth():
+    """It was 0.0587; outcomes merged on lattices of several steps show that the truth is 0.058856 or more."""
+    with limited(1e9):  # as in a search, which is quick
+        assert 0.058856 < bound("add/remove", 2.92e-5, 1.03, 16, delta=4.1e-18) < 0.0589
 
 
 @pytest.mark.slow
@@ -149,7 +156,8 @@ def test_a_first_bound_far_above_the_truth_does_not_keep_lattices_of_several_ste
 
 def test_delta_of_1e_110_is_not_answered_by_what_was_left_out():
     """A first bound of 2e-60 decided what is next to nothing, and was the answer: 50 orders of magnitude too high."""
-    assert 2.25e-110 < bound("replace-one", 6.3492e-7, 2.79328, 6, epsilon=0.00150836) < 2.26e-110
+    with limited(1e9):  # as in a search, which stops at the first, rough lattice
+        assert 2.25e-110 < bound("replace-one", 6.3492e-7, 2.79328, 6, epsilon=0.00150836) < 2.26e-110
 
 
 @pytest.mark.parametrize(("rate", "noise", "steps", "epsilon", "looser"), [(1e-8, 3.0, 30, 1e-7, 3.61e-11)])

@@ -52,7 +52,7 @@ def test_from_a_file_to_predictions(table: Path, capsys: pytest.CaptureFixture[s
 def test_without_a_schema_everything_is_found_out_privately(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert tacit("train", table, "--target", "employed", "--epsilon", "4", "--json", "--test-fraction", "0.1") == 0
     captured = capsys.readouterr()
-    assert "found out privately" in captured.err
+    assert "finds the types of the columns privately" in captured.err
     facts = json.loads(captured.out)
     assert facts["test_accuracy"] > 0.75 and facts["epsilon"] <= 4
     first = (Path(facts["out"]) / "ledger.jsonl").read_text()

@@ -96,8 +96,7 @@ def test_two_dimensional_padding_masks_are_followed(
 
 
 def test_the_data_independent_paths_of_transformers_are_taken_in_followed_passes_only() -> None:
-    from transformers.utils.import_utils import is_tracing
-
+    is_tracing = pytest.importorskip("transformers.utils.import_utils").is_tracing
     asked = []
 
     class Asking(nn.Linear):

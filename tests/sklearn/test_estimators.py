@@ -76,6 +76,13 @@ def test_the_list_of_what_is_left_out_is_complete() -> None:
     assert {"check_methods_sample_order_invariance", "check_methods_subset_invariance"} == LEFT_OUT.keys() - asked
 
 
+@pytest.mark.parametrize("model", ["linear", "boosted"])
+def test_a_refusal_of_few_records_has_the_words_that_scikit_learn_looks_for(model: str) -> None:
+    for rows in (1, 10):
+        with pytest.raises(ValueError, match=rf"n_samples={rows}, n_features=1\) are too few"):
+            PrivateRegressor(epsilon=1.0, model=model, target_bounds=(0, 1)).fit(np.ones((rows, 1)), np.ones(rows))
+
+
 def data(count: int = 3000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     draw = np.random.default_rng(seed)
     X = draw.normal([100.0, -5.0, 0.0], [20.0, 0.5, 3.0], (count, 3))

@@ -7,6 +7,7 @@ import json
 import sqlite3
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from tacit.tables.entries import numeric, words
 from tacit.tables.frames import as_columns
 from tacit.tables.kinds import is_file_of_a_table, kind_of
+from tacit.tables.notation import Notation
 from tacit.tables.reading import columns_of, read
 
 ROWS: list[dict[str, Any]] = [{"age": 30, "town": "A, b", "rate": 0.5}, {"age": None, "town": "Ü", "rate": 2.25}]
@@ -153,3 +155,17 @@ def test_frames_of_any_library_become_the_same_columns() -> None:
     lazy = type("LazyFrame", (), {"collect": None, "collect_schema": None, "columns": ["town"]})()
     with pytest.raises(ValueError, match=r"a LazyFrame, which is not read yet; give table.collect\(\)"):
         as_columns(lazy, ("town",))
+
+
+def test_dates_of_frames_need_no_format() -> None:
+    """A frame's dates are dates, however the file that the model was trained on spells them."""
+    pyarrow = pytest.importorskip("pyarrow")
+    pandas = pytest.importorskip("pandas")
+    days = [datetime(2012, 1, 31, 7), None]
+    notation = Notation(date="%d.%m.%Y %H:%M")
+    frames = [pandas.DataFrame({"day": pandas.to_datetime(days)}), pyarrow.table({"day": days})]
+    frames += [{"day": np.array(days, dtype="datetime64[ns]")}, {"day": ["31.01.2012 07:00", ""]}]
+    for frame in frames:
+        found = as_columns(frame, ("day",), {"day": notation.date})["day"]
+        assert numeric("day", found, notation=notation)[0] == pytest.approx(15370 + 7 / 24)
+        assert np.isnan(numeric("day", found, notation=notation)[1])

@@ -78,6 +78,20 @@ def test_ignoring_what_is_not_there_or_the_target_is_refused(
     assert stop.value.code == 2 and text in capsys.readouterr().err and not (bakery.parent / "runs").exists()
 
 
+def test_a_table_of_which_nothing_can_be_used_says_why_and_what_it_cost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mild.csv"
+    days = [f"{place % 28 + 1}/07/{1900 + place // 28},{place},{place % 7}" for place in range(2000)]
+    path.write_text("\n".join(["day,id,temp", *days]) + "\n")
+    words = ["--target", "temp", "--task", "regression", "--target-bounds", "0", "7", "--out", str(tmp_path / "run")]
+    with pytest.raises(SystemExit) as stop:
+        main(["train", str(path), *words])
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and "'day': its entries look like dates; declare it" in error
+    assert "'id': its name says" in error and "Finding this out cost" in error
+
+
 def noisy(numbers: np.ndarray, std: float = 5.0) -> np.ndarray:
     return counts(numbers.astype(float)) + np.random.default_rng(1).normal(scale=std, size=len(EDGES) - 1)
 

@@ -71,6 +71,11 @@ def test_entries_are_read_as_they_are_declared(notation: Notation, entry: str, n
         ("it was not so bad", "text"),
         ("good", None),
         ("A-17", None),
+        ("PAL0708", None),
+        ("USD 17", "currency"),
+        ("Jan 1 2000", "date"),
+        ("September 15, 2012", "date"),
+        ("5-Mar-12", "date"),
     ],
 )
 def test_the_kind_of_an_entry(entry: str, kind: str | None) -> None:
@@ -84,6 +89,7 @@ def test_the_error_for_a_date_names_its_format() -> None:
         numeric("day", dates, notation=Notation(date="iso"))
     assert date_formats("03/04/2012") == ("%d/%m/%Y", "%m/%d/%Y")
     assert date_formats("31.12.2012 23:59") == ("%d.%m.%Y %H:%M",)
+    assert date_formats("Jan 1 2000") == ("%b %d %Y",) and date_formats("3 March 2012") == ("%d %B %Y",)
     assert date_formats("12") == ()
 
 

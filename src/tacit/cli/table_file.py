@@ -194,7 +194,7 @@ def _undeclared(path: Path, target: Target, features: Features) -> Schema:
         )
     column = target.column or Category(values=None)
     print(
-        f"no schema: what the columns of {path} are is found out privately, which takes part of the budget; "
+        f"{path} has no schema: the run finds the types of the columns privately, for a part of the budget; "
         f"`tacit data schema {path}` writes a draft to edit.",
         file=sys.stderr,
     )

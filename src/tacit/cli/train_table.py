@@ -61,7 +61,7 @@ def train_table(dataset: str, options: TableOptions) -> None:
     if score is not None:
         how = f"noise ± {score.noise_std:.2g}, paid for" if score.private else "on a table taken to be public"
         how += f"; {score.records} records" + (f", by chance ± {score.chance:.2g}" if score.chance else "")
-        against = "" if score.baseline is None else f"; always saying the same: {score.baseline:.4g}"
+        against = "" if score.baseline is None else f"; a constant prediction: {score.baseline:.4g}"
         lines.insert(0, f"{score.name.replace('_', ' ')}  {score.value:.4g}  ({how}{against})")
         lines[1:1] = _group_lines(score)
     for note in delta_notes(Budget(epsilon=options.epsilon, delta=options.delta), outcome.records):

@@ -5,7 +5,7 @@
         filter_type=FilterType.TASK_RESULT, tasks=["train"],
     )
 
-Needs nvflare (pip install nvflare); tried with 2.9.0 in its simulator.
+Needs the extra ``flare`` (nvflare); tried with 2.9.0 in its simulator.
 """
 
 from __future__ import annotations

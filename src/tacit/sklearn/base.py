@@ -72,11 +72,11 @@ class Private(BaseEstimator):  # type: ignore[misc]
 
     def _planned(self, rows: Numbers, outputs: int, purse: Purse, *, first: Queries = ()) -> float:
         """The noise multiplier of the descent; refused, before anything is charged, if nothing could be learned."""
+        width = rows.shape[1]
+        word = f"records (n_samples={len(rows)}, n_features={width})"
         if self.model == "boosted":
-            width = rows.shape[1]
             queries = [*first, *Bins(width, self.bounds, purse).queries]
             noise = MARGIN * purse.rest(1, 1, 1, first=queries)
-            word = f"records (n_samples={len(rows)})"
             check_bins(noise, records=len(rows), columns=width, epsilon=purse.epsilon, word=word)
             return noise
         chosen = self._settings(rows, outputs, purse)
@@ -87,6 +87,7 @@ class Private(BaseEstimator):  # type: ignore[misc]
             epsilon=purse.epsilon,
             noise_multiplier=noise,
             chosen=chosen,
+            word=word,
         )
         return noise
 

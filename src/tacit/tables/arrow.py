@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,16 @@ def entries(found: Sequence[str], number: bool) -> NDArray[Any]:
     return np.array(found, dtype=object)
 
 
-def from_arrow(column: Any, name: str) -> NDArray[Any]:
-    """Return a column of an Arrow table: numbers as float64, NaN where missing, all else as text, '' where missing."""
+def written(value: date, form: str) -> str:
+    """Return a date as text: by a format as for ``strptime``, or ``"iso"``."""
+    return value.isoformat() if form == "iso" else value.strftime(form)
+
+
+def from_arrow(column: Any, name: str, form: str = "iso") -> NDArray[Any]:
+    """Return a column of an Arrow table: numbers as float64, NaN where missing, all else as text, '' where missing.
+
+    ``form`` is the format of dates.
+    """
     import pyarrow
 
     kind = pyarrow.types
@@ -29,7 +38,7 @@ def from_arrow(column: Any, name: str) -> NDArray[Any]:
     if kind.is_decimal(column.type):
         column = column.cast(pyarrow.float64(), safe=False)
     if kind.is_date(column.type) or kind.is_timestamp(column.type):
-        return entries(["" if value is None else value.isoformat() for value in column.to_pylist()], False)
+        return entries(["" if value is None else written(value, form) for value in column.to_pylist()], False)
     if kind.is_integer(column.type) or kind.is_floating(column.type):
         values: NDArray[Any] = column.cast(pyarrow.float64(), safe=False).to_numpy(zero_copy_only=False)
         return values

@@ -18,6 +18,12 @@ from tacit.tables.looks import Look, Pieces, QuantileLook
 from tacit.tables.schema import Schema
 
 _NAME = "discovery"
+_SAID = 4
+"""So many columns are named where none can be used."""
+
+
+class NothingFound(ValueError):
+    """No column but the target can be used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,10 +207,14 @@ class Discovery:
         columns = {name: found.get(name, column) for name, column in self._schema.columns.items()}
         known = {name: column for name, column in columns.items() if column is not None}
         if len(known) < 2:
-            raise ValueError(
-                "no column but the target stood out of the noise; declare some, or give more records or a larger "
-                "epsilon."
-            )
+            said = [
+                f"{name!r}: {remark(name, seen, None, self._records, len(self._seen))}."
+                for name, seen in self._seen.items()
+                if name != self._schema.target
+            ]
+            said += [f"{name!r}: {NAMED}." for name in self._named]
+            more = f" And {len(said) - _SAID} more." if len(said) > _SAID else ""
+            raise NothingFound(f"no column but the target can be used. {' '.join(said[:_SAID])}{more}".strip())
         return replace(self._schema, columns=known)
 
 

@@ -101,8 +101,9 @@ class TableModel:
 
     def predicted(self, rows: Any) -> Predicted:
         """Return predictions, chances, and how many entries the model does not know; ``rows`` as for `predict`."""
-        sources = self.encoding.schema.sources(self.encoding.schema.features)
-        columns = as_columns(rows, dict.fromkeys(sources.values()))
+        schema = self.encoding.schema
+        sources = schema.sources(schema.features)
+        columns = as_columns(rows, dict.fromkeys(sources.values()), schema.date_formats)
         return self.predicted_columns({name: columns[source] for name, source in sources.items()})
 
     def predicted_columns(self, columns: Columns, *, first: int = 1) -> Predicted:

@@ -34,13 +34,21 @@ REMEDIES = {
 }
 
 _MONEY = r"(?:[$€£¥₹₩₽₺₴₫฿]|[A-Z]{3}|kr|zł|Fr\.?|R\$)"
+_CODES = (
+    "AED AUD BGN BRL CAD CHF CLP CNY COP CZK DKK EGP EUR GBP HKD HUF IDR ILS INR ISK JPY KES KRW KWD MAD MXN MYR NGN "
+    "NOK NZD PEN PHP PKR PLN QAR RON RSD RUB SAR SEK SGD THB TRY TWD UAH USD VND ZAR"
+)
+_CURRENCY = _MONEY.replace("[A-Z]{3}", _CODES.replace(" ", "|"))
+"""Three letters and digits are more often the code of something than an amount: undeclared ones must be money."""
+_MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}"
 _PATTERNS = {
     "date": re.compile(
         r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}(?:[T ]\d{1,2}:\d{2}.*)?|\d{1,2}[-/.]\d{1,2}[-/.](?:\d{4}|\d{2})(?: .*)?"
+        rf"|{_MONTH}\.? \d{{1,2}},? \d{{4}}|\d{{1,2}}[- ]{_MONTH}[- ](?:\d{{4}}|\d{{2}})"
     ),
     "comma": re.compile(r"[-+]?\d{1,3}(?:[. '\u00a0\u202f]\d{3})+,\d+|[-+]?\d+,\d{1,2}|[-+]?\d+,\d{4,}"),
     "currency": re.compile(
-        rf"[-+(]?\s*{_MONEY}\s*[-+]?[\d.,' \u00a0\u202f]*\d\)?|[-+(]?[\d.,' \u00a0\u202f]*\d\s*{_MONEY}\)?"
+        rf"[-+(]?\s*{_CURRENCY}\s*[-+]?[\d.,' \u00a0\u202f]*\d\)?|[-+(]?[\d.,' \u00a0\u202f]*\d\s*{_CURRENCY}\)?"
         r"|[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?"
     ),
 }
@@ -120,6 +128,8 @@ PLAIN = Notation()
 _FORMATS = ("iso", *(f"%Y{mark}%m{mark}%d{time}" for time in ("", " %H:%M", " %H:%M:%S") for mark in "-/."))
 _FORMATS += tuple(f"%d{mark}%m{mark}%Y{time}" for time in ("", " %H:%M", " %H:%M:%S") for mark in "./-")
 _FORMATS += tuple(f"%m{mark}%d{mark}%Y{time}" for time in ("", " %H:%M", " %H:%M:%S") for mark in "/-")
+_FORMATS += tuple(form for month in ("%b", "%B") for form in (f"{month} %d %Y", f"{month} %d, %Y", f"%d {month} %Y"))
+_FORMATS += ("%d-%b-%Y", "%d-%b-%y")
 
 
 def date_formats(entry: str) -> tuple[str, ...]:

@@ -88,8 +88,8 @@ def choose_model(
     room, least = records * epsilon / columns, _ROOM_FOR_CLASSES if classes else _ROOM_FOR_NUMBERS
     kind, word = ("boosted", "at least") if room >= least else ("linear", "below")
     return kind, (
-        f"The model is {kind}: {records} records times ε = {epsilon:g} over {columns} columns is {room:.0f}, {word} "
-        f"{least}, from where on boosting is better for a target that {'has classes' if classes else 'is a number'}."
+        f"The model is {kind}: {records} records × ε = {epsilon:g} / {columns} columns = {room:.0f}, {word} {least}. "
+        f"From {least} on, boosting is better for {'classes' if classes else 'a number'}."
     )
 
 
@@ -111,7 +111,15 @@ def text_buckets(*, records: int, epsilon: float, outputs: int, texts: int) -> i
     return int(2 ** min(max(round(math.log2(max(wanted, 1.0))), 6), 11))
 
 
-def check_enough(*, records: int, parameters: int, epsilon: float, noise_multiplier: float, chosen: Settings) -> None:
+def check_enough(
+    *,
+    records: int,
+    parameters: int,
+    epsilon: float,
+    noise_multiplier: float,
+    chosen: Settings,
+    word: str = "records to train on",
+) -> None:
     """Refuse a budget under which noise would drown every record.
 
     The noise on a mean gradient has norm z C sqrt(d) / L a step, and less by sqrt(T) on the average of T steps. Where
@@ -122,7 +130,7 @@ def check_enough(*, records: int, parameters: int, epsilon: float, noise_multipl
     if ratio > _LOUDEST:
         needed = math.ceil(records * ratio / _LOUDEST)
         raise ValueError(
-            f"{records} records to train on are too few for epsilon {epsilon:g}: averaged over all steps the noise "
+            f"{records} {word} are too few for epsilon {epsilon:g}: averaged over all steps the noise "
             f"would be {ratio:.2g} times the largest gradient. About {needed} are needed, or a larger epsilon, or "
             "fewer columns."
         )

@@ -98,6 +98,14 @@ class Schema:
         return found
 
     @property
+    def date_formats(self) -> dict[str, str]:
+        """Return the format of the dates in each column of the file that has dates."""
+        dates = {name: column for name, column in self.columns.items() if isinstance(column, Number)}
+        return {
+            dates[name].notation.of or name: dates[name].notation.date for name in dates if dates[name].notation.date
+        }
+
+    @property
     def private(self) -> tuple[str, ...]:
         """The columns whose bounds or values are still to be released."""
         return tuple(name for name, column in self.columns.items() if column.private)

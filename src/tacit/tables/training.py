@@ -15,7 +15,7 @@ from tacit.tables.binning import lacking_bins
 from tacit.tables.boosting import BoostSettings
 from tacit.tables.column_types import as_number
 from tacit.tables.columns import Category, Columns
-from tacit.tables.discovery import Discovery, Estimate
+from tacit.tables.discovery import Discovery, Estimate, NothingFound
 from tacit.tables.encoding import Encoding
 from tacit.tables.kept import Kept
 from tacit.tables.looks import Pieces
@@ -219,7 +219,10 @@ class Looks:
             _check_not_a_number(discovery.classes, schema, ledger, budget)
         self._method.settle(len(discovery.classes) or len(schema.classes))
         discovery.knots = self._method.knots
-        schema, undiscovered = discovery.release(self._rows, **asked, fits=self._method.fits)
+        try:
+            schema, undiscovered = discovery.release(self._rows, **asked, fits=self._method.fits)
+        except NothingFound as error:
+            raise ValueError(f"{error} {_spent(ledger, budget)}") from None
         _check_found(undiscovered, schema, ledger, budget)
         missed = None if undiscovered is None else asdict(undiscovered)
         self.remarks = discovery.remarks(self._records)

@@ -82,6 +82,13 @@ def least_noise(
     """Return the least noise multiplier, to within 0.1 %, with which a selection fits the budget, and its guarantee.
 
     ``base`` says what one run does at most with a noise multiplier.
+
+    >>> from tacit.tuning import TruncatedNegativeBinomial
+    >>> def one_sum(z: float) -> Base:
+    ...     return ((Step(Everyone(), (GaussianSum(group="sum", clip_norm=1.0, noise_std=z),)), 1),)
+    >>> z, promised = least_noise(TruncatedNegativeBinomial.of_mean(5), one_sum, epsilon=2.0, delta=1e-5)
+    >>> 2 < z < 4, promised.epsilon <= 2.0
+    (True, True)
     """
     header = Header(adjacency=Adjacency(adjacency))
 

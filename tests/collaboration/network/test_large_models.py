@@ -15,14 +15,11 @@ pytest.importorskip("grpc", reason="the extra collab (grpcio) is not installed")
 
 from torch import nn
 
-from tacit.collaboration import Largest
-from tacit.collaboration.messages import Download
+from tacit.collaboration import Download, FlatParameters, Largest, Participant, SelectedUploads
 from tacit.collaboration.network import Agreement, Membership, Store, make_keys
 from tacit.collaboration.network.membership import Shard
 from tacit.collaboration.network.outbox import Outbox
 from tacit.collaboration.network.store import rules_for
-from tacit.collaboration.parameters import FlatParameters
-from tacit.collaboration.participant import Participant, SelectedUploads
 from tacit.randomness import SecureSource
 
 BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "collaboration.py"

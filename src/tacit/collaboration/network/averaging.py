@@ -168,7 +168,7 @@ class AveragingService:
 
     def _check(self, name: str) -> None:
         if name not in self._slots:
-            raise Refused(Reason.UNKNOWN, f"participant {name[:80]!r} is not known; it must be admitted.")
+            raise Refused(Reason.UNKNOWN, f"participant {name[:80]!r} is not known; average with --admit {name[:80]}.")
         self._storage.check()
 
     def _advance(self) -> None:

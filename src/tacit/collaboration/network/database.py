@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tacit._files import sync
 
-_PAGE = 65536  # uploads are long; with short pages a commit is several times slower
-_CHECKPOINT = 1024  # pages, 64 MiB
+_PAGE = 32768  # short pages make a commit several times slower; of longer ones an upload of 112 KB wastes more
+_CHECKPOINT = 2048  # pages, 64 MiB
 _PIECE = 1 << 20
 
 

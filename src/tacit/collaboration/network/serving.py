@@ -149,7 +149,9 @@ class GrpcServer:
             )
 
     def _refuse(self, context: Any, method: str, name: str, text: str, code: grpc.StatusCode) -> None:
-        if code is not grpc.StatusCode.UNAVAILABLE:  # waiting for one's turn is no offence
+        if code is grpc.StatusCode.ABORTED:  # the turn or the round went on, as it does without any fault
+            log.debug("%s of %r came too late: %s", method, name[:80], text)
+        elif code is not grpc.StatusCode.UNAVAILABLE:  # waiting for a turn is no offence
             self._service.traffic.refused += 1
             log.warning("%s of %r refused (%s): %s", method, name[:80], code.name, text)
         context.abort(code, text)

@@ -15,14 +15,14 @@ from tacit.collaboration.server import Checked, ParameterServer
 
 log = logging.getLogger("tacit")
 
-_SNAPSHOT_BYTES = 64 << 20
+_SNAPSHOT_BYTES = 32 << 20  # the pages of uploads before it are used again, and not copied from the log as well
 _SNAPSHOT_TIMES = 4  # the size of a snapshot itself: writing it is then a fifth of all that is written
 
 
 class State:
     """``people`` says of everybody who was admitted whether they were revoked since.
 
-    ``snapshot_every`` uploads (or so many that four snapshots are as long, at least 64 MiB) the whole state is
+    ``snapshot_every`` uploads (or so many that four snapshots are as long, at least 32 MiB) the whole state is
     written, so that a restart is quick.
     """
 
@@ -109,7 +109,11 @@ class State:
     def check_known(self, name: str) -> None:
         """Refuse a name that was not admitted, or was revoked, at the last look."""
         if name not in self.people:
-            raise Refused(Reason.UNKNOWN, f"participant {name[:80]!r} is not known; it must be admitted.")
+            raise Refused(
+                Reason.UNKNOWN,
+                f"participant {name[:80]!r} is not known; ask the operator to admit it (tacit collaborate admit "
+                f"{name[:80]} --state FOLDER), then give the same command.",
+            )
         if self.people[name]:
             raise Refused(Reason.REVOKED, f"participant {name!r} was revoked; nothing more is taken from it.")
 

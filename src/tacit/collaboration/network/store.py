@@ -30,7 +30,7 @@ from tacit.collaboration.network.roster import MOST
 from tacit.collaboration.server import ParameterServer, Rules
 
 FORMAT = 4
-_CHECKPOINT = 3072  # pages, 192 MiB
+_CHECKPOINT = 6144  # pages, 192 MiB
 _PIECE = 1 << 18  # values, 1 MiB
 _LONG = 1 << 20  # bytes of an upload from which on SQLite is to have no copies of it
 _SCHEMA = """

@@ -51,7 +51,7 @@ class _Plain(BaseEstimator):  # type: ignore[misc]
         return True
 
     def _scores(self, X: Any) -> Numbers:
-        columns = as_columns(X, self.feature_names_in_.tolist())
+        columns = as_columns(X, self.feature_names_in_.tolist(), self._schema.date_formats)
         compact = self._encoding.compact({name: columns[source] for name, source in self._sources.items()})
         if self._kind == "boosted":
             return self._sum_of_shapes(compact.astype(np.int64) + self._shifts)
