@@ -351,6 +351,7 @@ MIXING: dict[str, Callable[[Tensor], Tensor]] = {
     "masked_select": lambda v: v.masked_select(above(v)).sum(),
     "times a mask": lambda v: (v * above(v)).sum(),
     "times a mask, mean over it": lambda v: (v * above(v)).sum() / above(v).sum(),
+    "own mask, mean over it": lambda v: (v * (v.detach() > 1)).sum() / (v.detach() > 1).sum(),
     "count of labels": lambda v: (v * (Y == 1)).sum() / (Y == 1).sum(),
     "clamped at the mean": lambda v: v.clamp(max=v.detach().mean()).sum(),
     "softmax over examples": lambda v: (v * torch.softmax(v.detach(), 0)).sum(),

@@ -173,7 +173,6 @@ PICKED: dict[str, Any] = {
     "binary cross-entropy": lambda o, y, kept: F.binary_cross_entropy_with_logits(o[kept][:, 0], y[kept]),
     "divided by the count": lambda o, y, kept: (o.sum(-1) - y)[kept].square().sum() / kept.sum(),
     "mean over the mean": lambda o, y, kept: (o.sum(-1).square() * kept).mean() / kept.to(o.dtype).mean(),
-    "one row each": lambda o, y, kept: (o[:, 0].sum(-1) * kept.any(1)).sum() / (1 - (~kept.any(1)).long()).sum(),
 }  # fmt: skip
 """Losses of the rows that a mask has picked."""
 
@@ -205,6 +204,7 @@ MIXING_PICKED: dict[str, Any] = {
     "centred": lambda o, y, kept: (o[kept] - o[kept].mean(0)).square().mean(),
     "root of the mean": lambda o, y, kept: o[kept].square().mean().sqrt(),
     "weighted": lambda o, y, kept: (o.sum(-1) * y)[kept].sum() / y[kept].sum(),
+    "counted with others": lambda o, y, kept: o[:, 0, 0].square().sum() / kept[:, 0].sum().clamp(min=1),
     "weighted by numbers": lambda o, y, kept: (o.sum((1, 2)) * kept.sum(1)).sum() / (3 * kept[:, 0].long()).sum(),
 }
 

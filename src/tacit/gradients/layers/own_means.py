@@ -48,6 +48,8 @@ def own_share(call: Call) -> Callable[[], Tensor] | None:
     share = of.share if isinstance(of, Function) else of
     if not isinstance(share, Share) or not isinstance(call.out, Tensor):
         return None
+    if of is share and share.single and call.name != "rsub":
+        return None
     if call.name == "rsub":  # how many entries there are, less those that do not count: of each example its own
         if of is not share or rest != (share.x.numel(),) or share.layout.owner is not None or share.mean:
             return None
@@ -92,6 +94,11 @@ class Share:
     counts: bool = False
     mean: bool = False
 
+    @property
+    def single(self) -> bool:
+        """Whether it counts examples that have one entry each: perhaps others than those whose losses are added up."""
+        return self.counts and self.layout.owner is None
+
     def __call__(self) -> Tensor:
         if self.counts and bool(((plain(self.x) != 0) & (plain(self.x) != 1)).any()):
             raise Weighted
@@ -127,6 +134,8 @@ def mean_of_quotients(total: Any, count: Any) -> Tensor | None:
     if not isinstance(total._tag, Total) or not isinstance(count._tag, (Total, Mixed)):
         return None
     if total._tag.own is None or count._tag.own is None:
+        return None
+    if isinstance(count._tag.own, Share) and count._tag.own.single:
         return None
     try:
         counts = count._tag.own()
