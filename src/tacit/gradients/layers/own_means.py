@@ -96,7 +96,7 @@ class Share:
 
     @property
     def single(self) -> bool:
-        """Whether it counts examples that have one entry each: perhaps others than those whose losses are added up."""
+        """True if it counts examples that have one entry each: perhaps others than those whose losses are added up."""
         return self.counts and self.layout.owner is None
 
     def __call__(self) -> Tensor:
