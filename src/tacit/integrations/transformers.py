@@ -183,10 +183,7 @@ class Private:
         """Evaluate as ever; the numbers are those of the evaluation set, which no guarantee covers."""
         chosen = args[0] if args else kwargs.get("eval_dataset")
         if (self.eval_dataset if chosen is None else chosen) is self.train_dataset:
-            log.warning(
-                "the evaluation set is the training set: its numbers are not private, nor is "
-                "anything that you choose by them. Give an eval_dataset of other records."
-            )
+            log.warning("the evaluation set is the training set: its numbers are not private; use others")
         self._evaluating = True
         try:
             return super().evaluate(*args, **kwargs)  # type: ignore[misc]
@@ -194,8 +191,7 @@ class Private:
             self._evaluating = False
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log the private and the public numbers, without the `log` of a Trainer behind this mixin: TRL's adds exact
-        ones."""
+        """Log private and public numbers, past the `log` of a Trainer behind this mixin: TRL's adds exact ones."""
         if self._evaluating or not hasattr(self, "run"):
             super().log(logs, *args, **kwargs)  # type: ignore[misc]
             return

@@ -122,7 +122,7 @@ class Descents:
 
 @dataclass(frozen=True, kw_only=True)
 class Boost:
-    """Every which edge of the bins that were found is used, and how many pairs there are at most."""
+    """Use each ``every``-th edge of the bins that were found, and at most ``pairs`` pairs of columns."""
 
     every: int
     pairs: int

@@ -149,8 +149,7 @@ class PrivateRun:
 
     @property
     def real_rows(self) -> int:
-        """The number of rows of the current batch that are records; the others fill it up (``max_lot_size``).
-        Private."""
+        """The number of rows of the current batch that are records, not padding (``max_lot_size``). Private."""
         return 0 if self._lot is None else self._lot.real
 
     @property
@@ -173,10 +172,7 @@ class PrivateRun:
         self._watched.weights.refuse_lost()
         queries = self._query_maker.at(self.step, self.settings)
         if self.abandoned and self.team.size > 1:
-            raise RuntimeError(
-                "this process left a lot half-way, and the other processes cannot go on without it. Resume the run "
-                "from a checkpoint."
-            )
+            raise RuntimeError("this process left a lot half-way and the others wait for it; resume from a checkpoint.")
         receipt = self.team.record(self.ledger, queries.step, lambda: state_facts(self))
         yield from self._lots.batches(Lot(receipt=receipt, queries=queries), self._updates, self.settings)
 
